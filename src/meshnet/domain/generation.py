@@ -1,0 +1,50 @@
+"""One generation as the gateway asks for it and as the head reports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from meshnet.domain.errors import InvalidArgumentError
+from meshnet.domain.sampling import SamplingParams, TokenLogprob
+
+
+class FinishReason(Enum):
+    """Why a generation ended by itself; an error or a cancel is no finish."""
+
+    STOP = "stop"
+    """An end-of-generation token, or a stop string."""
+    LENGTH = "length"
+    """The token limit, or the end of the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """What the head needs to run the decode loop by itself.
+
+    ``max_new_tokens`` None means: until the model stops or the context is full.
+    ``end_ids`` are the token ids that end it; the ending token is not reported.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int | None = None
+    end_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise InvalidArgumentError("prompt", "it has no tokens; at least one is needed")
+        if any(token < 0 for token in self.prompt):
+            raise InvalidArgumentError("prompt", "token ids can't be negative")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise InvalidArgumentError("max_tokens", f"{self.max_new_tokens} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    """One token as the tail chose it. ``position`` is the token's own place in the sequence."""
+
+    position: int
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[TokenLogprob, ...] = ()

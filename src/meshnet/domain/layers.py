@@ -1,0 +1,91 @@
+"""Half-open layer ranges and the rules by which they join into a chain."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshnet.domain.errors import InvalidArgumentError, LayerRangeError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LayerRange:
+    """Layers ``[start, end)`` of a model; never empty, never negative.
+
+    Raises :class:`LayerRangeError` at construction otherwise.
+    """
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise LayerRangeError(
+                f"layer range [{self.start}, {self.end}) must satisfy 0 <= start < end"
+            )
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __contains__(self, layer: object) -> bool:
+        return isinstance(layer, int) and self.start <= layer < self.end
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end})"
+
+    def within(self, total_layers: int) -> LayerRange:
+        """This range, after checking that a model of ``total_layers`` layers has it."""
+        if self.end > total_layers:
+            raise LayerRangeError(
+                f"layers {self} are out of bounds: the model has {total_layers} layers, "
+                f"so a range ends at {total_layers} at most"
+            )
+        return self
+
+    def is_head(self) -> bool:
+        """Whether this range holds layer 0."""
+        return self.start == 0
+
+    def is_tail(self, total_layers: int) -> bool:
+        """Whether this range holds the last of ``total_layers`` layers."""
+        return self.end == total_layers
+
+
+def parse_layer_range(text: str) -> LayerRange:
+    """Read ``A:B``; raises :class:`InvalidArgumentError` for anything else."""
+    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if match is None:
+        raise InvalidArgumentError("layers", f"{text!r} is not a range of the form A:B")
+    return LayerRange(int(match[1]), int(match[2]))
+
+
+def require_chain(ranges: Sequence[LayerRange], total_layers: int) -> None:
+    """Check that ``ranges`` cover ``[0, total_layers)`` in order, without a gap or an overlap."""
+    expected = 0
+    for held in ranges:
+        if held.start != expected:
+            raise LayerRangeError(
+                f"the chain breaks at layer {expected}: the next shard holds {held}; "
+                f"ranges must join and be given in order"
+            )
+        expected = held.end
+    if expected != total_layers:
+        raise LayerRangeError(
+            f"the chain covers layers [0, {expected}), but the model has {total_layers}"
+        )
+
+
+def even_ranges(total_layers: int, shards: int) -> tuple[LayerRange, ...]:
+    """``shards`` ranges over ``[0, total_layers)`` whose sizes differ by one at most."""
+    if not 1 <= shards <= total_layers:
+        raise InvalidArgumentError(
+            "nodes",
+            f"{shards} shards of a model with {total_layers} layers; ask for 1 to {total_layers}",
+        )
+    edges = [total_layers * i // shards for i in range(shards + 1)]
+    return tuple(LayerRange(a, b) for a, b in itertools.pairwise(edges))
