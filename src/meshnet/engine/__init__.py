@@ -1,0 +1,1 @@
+"""Engines: whatever computes a shard, behind :class:`~meshnet.engine.base.ShardEngine`."""
