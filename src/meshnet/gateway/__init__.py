@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server: JSON and server-sent events in front of model services."""

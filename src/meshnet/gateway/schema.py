@@ -1,0 +1,223 @@
+"""OpenAI's request bodies as this gateway takes them.
+
+Types are strict: no text for a number, no 1.0 for an integer. ``null`` is the same as leaving a
+parameter out. Three kinds of parameters are not fields of the models below:
+
+* refused, if they are set to anything but a value that changes nothing: the ``REFUSED`` tables.
+  They ask for something that isn't offered, so an answer without it would be a wrong answer;
+* ignored, since they change nothing about the text: ``user``, ``metadata``, ``safety_identifier``,
+  ``prediction``, ``prompt_cache_*``, ``parallel_tool_calls``;
+* unknown ones, which are ignored too: clients send the extensions of many servers to each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic_core import PydanticCustomError
+
+from meshnet.domain.errors import InputError, InvalidArgumentError
+from meshnet.domain.sampling import MAX_TOP_LOGPROBS
+
+MAX_STOP_STRINGS = 16
+
+_OWN = "own"
+"""The type of errors found here, whose messages need nothing added."""
+
+Refused = Mapping[str, tuple[object, ...]]
+"""Parameter names with the values that ask for nothing."""
+
+REFUSED_IN_CHAT: Refused = {
+    "n": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "moderation": (),
+    "reasoning_effort": ("none",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+REFUSED_IN_COMPLETION: Refused = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+}
+REFUSED_IN_MESSAGE: Refused = {
+    "audio": (),
+    "function_call": (),
+    "refusal": ("",),
+    "tool_calls": ([],),
+}
+
+
+def _content(value: object) -> str:
+    """Text, or text parts joined by line ends; null is empty text."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise PydanticCustomError(_OWN, "must be a string, a list of text parts or null")
+    texts = []
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind != "text":
+            raise PydanticCustomError(
+                _OWN,
+                "part {index} has the type {kind}, but only text parts are offered",
+                {"index": index, "kind": _short(kind)},
+            )
+        if not isinstance(text, str):
+            raise PydanticCustomError(
+                _OWN, "the text of part {index} must be a string", {"index": index}
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    """One stop string or a list of them; null is none."""
+    if value is None:
+        return ()
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
+        raise PydanticCustomError(_OWN, "must be a string, a list of strings or null")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise PydanticCustomError(
+            _OWN,
+            "{count} strings are too many; send {limit} at most",
+            {"count": len(strings), "limit": MAX_STOP_STRINGS},
+        )
+    return tuple(strings)
+
+
+def _prompt(value: object) -> str | tuple[int, ...]:
+    """Text or token ids, or a list that holds one of either."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        if all(type(item) is int for item in value):
+            return tuple(value)
+        if len(value) > 1 and all(isinstance(item, str | list) for item in value):
+            raise PydanticCustomError(
+                _OWN, "only one prompt a request is offered; send a request for each"
+            )
+    raise PydanticCustomError(
+        _OWN, "must be a string, a list of token ids, or a list that holds one of these"
+    )
+
+
+class _Body(BaseModel):
+    """What all bodies share; parameters that aren't fields stay in ``model_extra``."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+
+
+class Message(_Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, PlainValidator(_content)] = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+class GenerationBody(_Body):
+    """Parameters of every generation. Their bounds are :class:`SamplingParams`' own."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop)] = ()
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+
+class ChatBody(GenerationBody):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+
+class CompletionBody(GenerationBody):
+    """The body of ``POST /v1/completions``."""
+
+    prompt: Annotated[str | tuple[int, ...], PlainValidator(_prompt)]
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+
+BodyT = TypeVar("BodyT", bound=_Body)
+
+
+def parse(kind: type[BodyT], body: bytes) -> BodyT:
+    """Read a JSON body; raises :class:`InputError`, which names the parameter that is at fault."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    problem = first["msg"][:1].lower() + first["msg"][1:]
+    field = _path(first["loc"])
+    if first["type"] == "json_invalid":
+        raise InputError(f"the body is no JSON text: {problem.removeprefix('invalid JSON: ')}")
+    if not field:
+        raise InputError(f"the body must be a JSON object, but it is {_short(first['input'])}")
+    if first["type"] == "missing":
+        raise InvalidArgumentError(field, "it is required")
+    if first["type"] == _OWN:
+        raise InvalidArgumentError(field, problem)
+    raise InvalidArgumentError(field, f"{problem}, but it is {_short(first['input'])}")
+
+
+def refuse(body: _Body, refused: Refused, where: str = "") -> None:
+    """Raise :class:`InvalidArgumentError` if ``body`` asks for something that isn't offered."""
+    for name, value in (body.model_extra or {}).items():
+        neutral = refused.get(name)
+        if neutral is None or value is None or any(_same(value, item) for item in neutral):
+            continue
+        advice = f" or send {_short(neutral[0])}" if neutral else ""
+        raise InvalidArgumentError(
+            f"{where}{name}", f"{_short(value)} isn't offered here; leave it out{advice}"
+        )
+
+
+def _same(value: object, neutral: object) -> bool:
+    # In Python, True equals 1 and False equals 0; in JSON they don't.
+    return type(value) is type(neutral) and value == neutral
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
+    return "".join(parts).removesuffix(".[key]").removeprefix(".")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
