@@ -1,0 +1,1 @@
+"""The libllama engine: the only place that knows llama.cpp."""
