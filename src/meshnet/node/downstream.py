@@ -1,0 +1,113 @@
+"""A session's way to the next node: a handle on a channel, and credits for chunks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, TypeVar
+
+from meshnet.domain.errors import MeshnetError, NodeError, NodeLostError, error_from
+from meshnet.domain.frames import (
+    Cancel,
+    OpenSession,
+    Release,
+    SeamReply,
+    SeamRequest,
+    SessionFailed,
+    SessionOpened,
+    SessionReleased,
+    StepAck,
+    TokenReply,
+)
+from meshnet.domain.nodes import Hop, HopTimings
+from meshnet.transport.channel import SeamChannel
+
+HOP_TIMEOUT_SECONDS = 10.0
+"""How long opening, or releasing, a session on the nodes behind may take."""
+
+R = TypeVar("R")
+
+
+class DownstreamOwner(Protocol):
+    """The session on this side."""
+
+    def token_returned(self, reply: TokenReply) -> None:
+        """The tail's token for an earlier step."""
+
+    def fail(self, error: MeshnetError) -> None:
+        """The session can't go on."""
+
+
+class Downstream:
+    """Listens on the channel for one session. Errors name the hop."""
+
+    def __init__(self, owner: DownstreamOwner, channel: SeamChannel, hop: Hop) -> None:
+        self._owner = owner
+        self._channel = channel
+        self._hop = hop
+        self._credits = asyncio.Semaphore(0)
+        loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[SessionOpened] = loop.create_future()
+        self._released: asyncio.Future[SessionReleased] = loop.create_future()
+        self.handle = channel.attach(self)
+
+    async def open(self, request: OpenSession) -> None:
+        """Open the session on the next node and all behind it; raises what they raise."""
+        self.send(request)
+        opened = await self._within(self._opened, "accept the session")
+        for _ in range(opened.flow.strictest(request.flow).chunk_credits):
+            self._credits.release()
+
+    async def take_credit(self) -> None:
+        """Wait until the next node takes another chunk; the session's deadline bounds it."""
+        await self._credits.acquire()
+
+    async def release(self) -> tuple[HopTimings, ...]:
+        """Release the session behind; returns those nodes' timings."""
+        self.send(Release(self.handle))
+        released = await self._within(self._released, "release the session")
+        return released.timings
+
+    def send(self, request: SeamRequest) -> None:
+        """Queue a frame; raises ``NodeLostError`` naming the hop once it is gone."""
+        try:
+            self._channel.send(request)
+        except NodeError as error:
+            raise self._lost(error.message) from error
+
+    def leave(self, reason: str | None) -> None:
+        """Hear no more of it; with a reason, the nodes behind are told to cancel."""
+        self._channel.detach(self.handle)
+        self._opened.cancel()
+        self._released.cancel()
+        if reason is not None and self._channel.broken is None:
+            self._channel.send(Cancel(self.handle, reason))
+
+    def on_reply(self, reply: SeamReply) -> None:
+        """Take a reply from the channel."""
+        match reply:
+            case TokenReply():
+                self._owner.token_returned(reply)
+            case StepAck():
+                self._credits.release()
+            case SessionOpened() if not self._opened.done():
+                self._opened.set_result(reply)
+            case SessionReleased() if not self._released.done():
+                self._released.set_result(reply)
+            case SessionFailed():
+                self._owner.fail(error_from(reply.status))
+            case _:
+                self._owner.fail(self._lost(f"it sent an unexpected {type(reply).__name__}"))
+
+    def on_lost(self, error: MeshnetError) -> None:
+        """The next node is gone."""
+        self._owner.fail(self._lost(error.message))
+
+    def _lost(self, why: str) -> NodeLostError:
+        hop = self._hop
+        return NodeLostError(f"lost node {hop}: {why}", node=hop.node_id, layers=str(hop.layers))
+
+    async def _within(self, future: asyncio.Future[R], what: str) -> R:
+        try:
+            return await asyncio.wait_for(future, HOP_TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise self._lost(f"it didn't {what} within {HOP_TIMEOUT_SECONDS:g} s") from None

@@ -1,0 +1,102 @@
+"""The head's session: prefill, then the decode loop. The whole chain works to its beat."""
+
+from __future__ import annotations
+
+import asyncio
+
+from meshnet.domain.frames import Generate, GenerationDone, SessionOpened, TokenReply
+from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec
+from meshnet.domain.lifecycle import CacheExpectation, CacheMode, SessionState
+from meshnet.engine.base import DecodeRequest, PrefillRequest
+from meshnet.node.session import NodeParts, ShardSession, TokenHistory, recent
+from meshnet.transport.base import ServerSeam
+from meshnet.wire.chunks import plan_prefill_chunks
+
+
+def verdict(
+    spec: GenerationSpec, context_length: int, token: GeneratedToken, reported: int
+) -> FinishReason | None:
+    """Whether a generation ends with ``token``; ``reported`` tokens came before it."""
+    if token.token_id in spec.end_ids:
+        return FinishReason.STOP
+    if spec.max_new_tokens is not None and reported + 1 >= spec.max_new_tokens:
+        return FinishReason.LENGTH
+    if token.position + 1 >= context_length:
+        return FinishReason.LENGTH
+    return None
+
+
+class HeadSession(ShardSession):
+    """Runs one generation: the gateway gets its tokens on the side, a credit for each."""
+
+    def __init__(
+        self, parts: NodeParts, request: Generate, chunk_tokens: int, upstream: ServerSeam
+    ) -> None:
+        spec = request.spec
+        history = TokenHistory(spec.sampling, recent(spec.prompt, spec.sampling))
+        super().__init__(parts, request.terms, upstream, request.handle, history)
+        self._spec = spec
+        self._chunk_tokens = chunk_tokens
+        self._credits = asyncio.Semaphore(request.token_credits)
+        self._tokens: asyncio.Queue[GeneratedToken] = asyncio.Queue()
+        self._next_step = 0
+
+    def grant(self, tokens: int) -> None:
+        """Let the loop run this many more tokens ahead of the gateway."""
+        for _ in range(tokens):
+            self._credits.release()
+
+    def token_returned(self, reply: TokenReply) -> None:
+        """Take the tail's token into the loop."""
+        self._time_return()
+        self._tokens.put_nowait(reply.token)
+
+    async def _work(self) -> None:
+        await self._open_downstream()
+        self._upstream.send(SessionOpened(self.handle, self.parts.flow))
+        await self._prefill()
+        reason = await self._decode_loop()
+        behind = () if self._downstream is None else await self._downstream.release()
+        self._upstream.send(GenerationDone(self.handle, reason, (self._timings, *behind)))
+        self._end(SessionState.RELEASED, None)
+
+    async def _prefill(self) -> None:
+        position = 0
+        for chunk in plan_prefill_chunks(len(self._spec.prompt), self._chunk_tokens):
+            mode = CacheMode.FRESH if position == 0 else CacheMode.EXACT
+            request = PrefillRequest(
+                self.key,
+                position,
+                CacheExpectation(mode, position),
+                self._take_step(),
+                token_ids=self._spec.prompt[position : position + chunk.token_count],
+                choice=self._history.choice(),
+            )
+            await self._step(request, chunk)
+            position += chunk.token_count
+
+    async def _decode_loop(self) -> FinishReason:
+        context_length = self.parts.capabilities.limits.context_length
+        reported = 0
+        while True:
+            token = await self._tokens.get()
+            reason = verdict(self._spec, context_length, token, reported)
+            if reason is not FinishReason.STOP:
+                await self._credits.acquire()
+                self._upstream.send(TokenReply(self.handle, self._next_step - 1, token))
+                reported += 1
+            if reason is not None:
+                return reason
+            request = DecodeRequest(
+                self.key,
+                token.position,
+                CacheExpectation(CacheMode.EXACT, token.position),
+                self._take_step(),
+                token_ids=(token.token_id,),
+                choice=self._history.choice(),
+            )
+            await self._step(request, None)
+
+    def _take_step(self) -> int:
+        self._next_step += 1
+        return self._next_step - 1

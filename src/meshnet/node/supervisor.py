@@ -1,0 +1,180 @@
+"""Starts a node's worker process, outlives it, and says what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshnet.domain.errors import (
+    MeshnetError,
+    NodeLostError,
+    NodeNotReadyError,
+    error_from,
+)
+from meshnet.domain.ids import Address, NodeId
+from meshnet.domain.layers import LayerRange
+from meshnet.node.config import NodeConfig
+from meshnet.node.worker import WorkerEvent
+
+LOGGER = logging.getLogger(__name__)
+KEPT_LINES = 20
+START_SECONDS = 300.0
+"""Loading a large shard from a slow disk takes minutes."""
+GRACE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDeath:
+    """How a worker ended."""
+
+    node_id: NodeId
+    layers: LayerRange
+    returncode: int
+    last_words: tuple[str, ...]
+    """The last lines of its standard error."""
+
+    def describe(self) -> str:
+        """One sentence for people."""
+        return f"node {self.node_id} (layers {self.layers}) {describe_exit(self.returncode)}" + (
+            f": {self.last_words[-1]}" if self.last_words else ""
+        )
+
+    def error(self) -> NodeLostError:
+        """The error that the death means for whoever used the node."""
+        return NodeLostError(self.describe(), node=self.node_id, layers=str(self.layers))
+
+
+def describe_exit(returncode: int) -> str:
+    """What a process's return code says."""
+    if returncode >= 0:
+        return f"ended with status {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    if name == "SIGABRT":
+        return "was aborted (SIGABRT): an assertion in libllama failed"
+    return f"was killed ({name})"
+
+
+class NodeProcess:
+    """One worker. ``command`` starts a program that reads a :class:`NodeConfig` from its input.
+
+    The pipe to the worker's input stays open for its whole life: a worker whose supervisor is gone,
+    however it went, reads its end and stops.
+    """
+
+    def __init__(self, command: Sequence[str], config: NodeConfig) -> None:
+        self._command = tuple(command)
+        self._config = config
+        self._process: asyncio.subprocess.Process | None = None
+        self._last_words: deque[str] = deque(maxlen=KEPT_LINES)
+        self._words: asyncio.Task[None] | None = None
+
+    @property
+    def node_id(self) -> NodeId:
+        """The node's name."""
+        return self._config.node_id
+
+    @property
+    def layers(self) -> LayerRange:
+        """The layers it holds."""
+        return LayerRange(self._config.shard_start, self._config.shard_end)
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id; None before :meth:`start`."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self, timeout_seconds: float = START_SECONDS) -> Address:
+        """Start the worker and wait until it serves; returns where.
+
+        Raises the worker's own error, ``NodeLostError`` if it died, or ``NodeNotReadyError`` after
+        the timeout; no process is left then.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self._words = asyncio.create_task(self._listen(self._process))
+        try:
+            event = await asyncio.wait_for(self._first_event(self._process), timeout_seconds)
+            if event.event == "failed":
+                raise error_from(event.status)
+        except TimeoutError:
+            await self.stop()
+            raise NodeNotReadyError(
+                f"node {self.node_id} (layers {self.layers}) didn't start within "
+                f"{timeout_seconds:g} s"
+            ) from None
+        except (MeshnetError, asyncio.CancelledError):
+            await self.stop()
+            raise
+        return Address(event.address)
+
+    async def wait(self) -> WorkerDeath:
+        """Wait for the worker's end, whatever its cause."""
+        if self._process is None or self._words is None:
+            raise NodeNotReadyError(f"node {self.node_id} was never started")
+        returncode = await self._process.wait()
+        # A grandchild could hold the pipe open; the last words aren't worth waiting for.
+        await asyncio.wait([self._words], timeout=0.2)
+        return WorkerDeath(self.node_id, self.layers, returncode, tuple(self._last_words))
+
+    async def death(self, within_seconds: float) -> WorkerDeath | None:
+        """How the worker died, if it does within that time; None if it lives on."""
+        try:
+            return await asyncio.wait_for(self.wait(), within_seconds)
+        except TimeoutError:
+            return None
+
+    async def stop(self) -> None:
+        """End the worker: by closing its input, and by force if it lingers. Idempotent."""
+        process = self._process
+        if process is None or self._words is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+        except TimeoutError:
+            LOGGER.warning("node %s doesn't end by itself and is killed", self.node_id)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        self._words.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._words
+
+    async def _first_event(self, process: asyncio.subprocess.Process) -> WorkerEvent:
+        if process.stdin is None or process.stdout is None:
+            raise NodeNotReadyError("the worker has no pipes")
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(self._config.to_json() + b"\n")
+            await process.stdin.drain()
+        line = await process.stdout.readline()
+        if not line:
+            raise (await self.wait()).error()
+        try:
+            return WorkerEvent.from_json(line)
+        except ValueError as error:
+            raise NodeNotReadyError(
+                f"node {self.node_id} said {line[:200]!r} where an event was due"
+            ) from error
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Keep the worker's last words, and pass each on to the log."""
+        if process.stderr is None:
+            return
+        while line := await process.stderr.readline():
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._last_words.append(text)
+                LOGGER.debug("%s: %s", self.node_id, text)

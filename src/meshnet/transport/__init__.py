@@ -1,0 +1,1 @@
+"""Moves frames between nodes: over gRPC, or within one process."""

@@ -1,0 +1,120 @@
+"""The transport contract: what a node offers, and how one reaches a node.
+
+Both transports (gRPC, loopback) fulfil it and pass the same tests. Every wait has a deadline; a
+peer's error arrives as the :class:`MeshnetError` it was, a broken connection as ``NodeLostError``.
+"""
+
+from __future__ import annotations
+
+import abc
+
+from meshnet.domain.frames import SeamReply, SeamRequest, SessionKey
+from meshnet.domain.ids import Address
+from meshnet.domain.nodes import Capability, HealthReport
+
+
+class ServerSeam(abc.ABC):
+    """The serving end of one stream."""
+
+    @abc.abstractmethod
+    async def receive(self) -> SeamRequest | None:
+        """The next request; None once the opener has closed the stream or is gone.
+
+        Raises :class:`MalformedFrameError` for bytes that don't obey the contract; the stream is
+        of no more use then.
+        """
+
+    @abc.abstractmethod
+    def send(self, reply: SeamReply) -> None:
+        """Queue a reply; replies leave in order. Does nothing once the stream has ended."""
+
+
+class ShardService(abc.ABC):
+    """What a node offers. Methods raise :class:`MeshnetError`; the transport carries it over."""
+
+    @abc.abstractmethod
+    async def capability(self) -> Capability:
+        """What the node holds and can do."""
+
+    @abc.abstractmethod
+    async def health(self) -> HealthReport:
+        """Its state and reason; answers while the engine is busy."""
+
+    @abc.abstractmethod
+    async def release(self, key: SessionKey) -> None:
+        """Drop a session's state; idempotent, also for a session that was never here."""
+
+    @abc.abstractmethod
+    async def cancel(self, key: SessionKey, reason: str) -> None:
+        """Stop a session's work here and behind; idempotent."""
+
+    @abc.abstractmethod
+    async def serve_seam(self, seam: ServerSeam) -> None:
+        """Serve one stream until :meth:`ServerSeam.receive` gives None or this is cancelled.
+
+        On return, whatever the stream's sessions held is freed.
+        """
+
+
+class ClientSeam(abc.ABC):
+    """The opening end of one stream."""
+
+    @abc.abstractmethod
+    def send(self, request: SeamRequest) -> None:
+        """Queue a request; requests leave in order.
+
+        Raises :class:`NodeLostError` once the stream has broken.
+        """
+
+    @abc.abstractmethod
+    async def receive(self) -> SeamReply:
+        """The next reply; raises :class:`NodeLostError` when the stream is broken or ended.
+
+        Waits without a deadline of its own: a stream is quiet for as long as its sessions are,
+        and a dead peer is noticed by the connection (reset or keep-alive).
+        """
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Close the stream and free it; idempotent."""
+
+
+class Peer(abc.ABC):
+    """A node as seen from outside."""
+
+    @property
+    @abc.abstractmethod
+    def address(self) -> Address:
+        """Where it is."""
+
+    @abc.abstractmethod
+    async def capability(self, timeout_seconds: float) -> Capability:
+        """See :meth:`ShardService.capability`; raises ``NodeUnreachableError`` or its error."""
+
+    @abc.abstractmethod
+    async def health(self, timeout_seconds: float) -> HealthReport:
+        """See :meth:`ShardService.health`."""
+
+    @abc.abstractmethod
+    async def release(self, key: SessionKey, timeout_seconds: float) -> None:
+        """See :meth:`ShardService.release`."""
+
+    @abc.abstractmethod
+    async def cancel(self, key: SessionKey, reason: str, timeout_seconds: float) -> None:
+        """See :meth:`ShardService.cancel`."""
+
+    @abc.abstractmethod
+    async def open_seam(self, timeout_seconds: float) -> ClientSeam:
+        """Open a stream; raises ``NodeUnreachableError`` when no connection comes about."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Free the connection; idempotent."""
+
+
+class Transport(abc.ABC):
+    """Reaches nodes by address."""
+
+    @abc.abstractmethod
+    def peer(self, address: Address) -> Peer:
+        """The node at ``address``; makes no connection yet."""
