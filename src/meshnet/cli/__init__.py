@@ -1,0 +1,1 @@
+"""The ``meshnet`` command: arguments and environment in, terminal out."""

@@ -1,0 +1,200 @@
+"""``meshnet run``: one answer, or a chat, from a model cut over several nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+
+from meshnet.cli import options as opt
+from meshnet.cli.chat import chat
+from meshnet.cli.local import (
+    cut_model,
+    find_model,
+    local_nodes,
+    node_config,
+    served_model,
+    split_evenly,
+)
+from meshnet.cli.output import print_json, print_timings, timing_rows
+from meshnet.cli.runtime import run_async
+from meshnet.cli.settings import Settings, default_threads
+from meshnet.domain.errors import InvalidArgumentError, NodeLostError
+from meshnet.node.supervisor import NodeProcess
+from meshnet.session.generate import ChainModel
+from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+
+
+def run(
+    model: opt.Model,
+    prompt: Annotated[str | None, typer.Argument(help="What to say; `-` reads stdin.")] = None,
+    nodes: opt.Nodes = 3,
+    chain: opt.ChainOption = None,
+    threads: opt.Threads = None,
+    ctx: opt.Context = 4096,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Tokens of the answer at most.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest; 0 means all.")] = 40,
+    top_p: Annotated[
+        float, typer.Option(help="Choose among the likeliest up to this share.")
+    ] = 0.95,
+    min_p: Annotated[float, typer.Option(help="Drop what is this much less likely.")] = 0.05,
+    repeat_penalty: Annotated[float, typer.Option(help="Above 1 makes repeats less likely.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes the answer repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue PROMPT without a chat template.")
+    ] = False,
+    timings: Annotated[bool, typer.Option("--timings", help="Show where the time went.")] = False,
+    json: opt.Json = False,
+    gpu_layers: opt.GpuLayers = 0,
+    flash_attn: opt.FlashAttention = False,
+    allow_unverified: opt.AllowUnverified = False,
+) -> None:
+    """Cut MODEL over node processes on this machine and stream an answer.
+
+    Without a PROMPT on a terminal an interactive chat starts; a PROMPT of `-` is read from standard
+    input.
+
+    Examples:
+
+      meshnet run demo "Why is the sky blue?"
+
+      meshnet run model.gguf --nodes 4 --timings "Name three rivers."
+
+      cat notes.txt | meshnet run model.gguf - --json
+
+      meshnet run model.gguf --chain 10.0.0.1:7000,10.0.0.2:7000 "Hello"
+    """
+    question = _read_prompt(prompt)
+    sampling = opt.sampling_from(temperature, top_k, top_p, min_p, repeat_penalty, seed)
+    node_options = opt.NodeOptions(
+        nodes,
+        threads or default_threads(nodes),
+        ctx,
+        sessions=1,
+        gpu_layers=gpu_layers,
+        flash_attention=flash_attn,
+        allow_unverified=allow_unverified,
+    )
+
+    async def work() -> None:
+        async with _model(model, chain, node_options) as served:
+            if question is None:
+                await chat(served, sampling, max_tokens, system, show_timings=timings)
+                return
+            tokens = (
+                served.prompt_from_text(question)
+                if raw
+                else served.prompt_from_messages(_messages(question, system))
+            )
+            request = TextRequest(tokens, sampling, max_tokens, tuple(stop or ()))
+            if json:
+                print_json(await _collect(served, request))
+            else:
+                await _stream(served, request, show_timings=timings)
+
+    run_async(work())
+
+
+def _read_prompt(prompt: str | None) -> str | None:
+    """The prompt's text; None means a chat on the terminal."""
+    if prompt is None and sys.stdin.isatty():
+        return None
+    text = sys.stdin.read() if prompt in (None, "-") else prompt
+    if not text or not text.strip():
+        raise InvalidArgumentError("PROMPT", "it is empty")
+    return text
+
+
+def _messages(question: str, system: str | None) -> list[dict[str, object]]:
+    first: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": question}]
+
+
+@asynccontextmanager
+async def _model(
+    argument: str, chain: str | None, options: opt.NodeOptions
+) -> AsyncIterator[ChainModel]:
+    """The model over nodes that already run, or over nodes of its own."""
+    settings = Settings.from_environment()
+    found = find_model(argument, settings)
+    if chain is not None:
+        async with served_model(found, opt.parse_chain(chain)) as served:
+            yield served
+        return
+    cuts = cut_model(found, split_evenly(found, options), settings, options)
+    configs = [
+        node_config(number, cut, options, "127.0.0.1:0", None)
+        for number, cut in enumerate(cuts, start=1)
+    ]
+    async with (
+        local_nodes(configs) as (addresses, processes),
+        served_model(found, addresses) as served,
+    ):
+        try:
+            yield served
+        except NodeLostError as error:
+            raise await _explained(error, processes) from error
+
+
+async def _explained(error: NodeLostError, processes: Sequence[NodeProcess]) -> NodeLostError:
+    """The same error, told by the supervisor of the process that died, if one did."""
+    for process in processes:
+        death = await process.death(within_seconds=0.3)
+        if death is not None:
+            return death.error()
+    return error
+
+
+async def _stream(model: ChainModel, request: TextRequest, *, show_timings: bool) -> None:
+    summary: GenerationSummary | None = None
+    async with contextlib.aclosing(model.generate(request)) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+            else:
+                summary = event
+    sys.stdout.write("\n")
+    if show_timings and summary is not None:
+        print_timings(timing_rows(summary))
+
+
+async def _collect(model: ChainModel, request: TextRequest) -> dict[str, object]:
+    text: list[str] = []
+    tokens: list[int] = []
+    summary: GenerationSummary | None = None
+    async with contextlib.aclosing(model.generate(request)) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                text.append(event.text)
+                tokens.extend(token.token_id for token in event.tokens)
+            else:
+                summary = event
+    result: dict[str, object] = {"model": model.name, "text": "".join(text), "token_ids": tokens}
+    if summary is not None:
+        result |= summary_fields(summary)
+    return result
+
+
+def summary_fields(summary: GenerationSummary) -> dict[str, object]:
+    """The numbers of a finished generation, for ``--json``."""
+    decoding = summary.seconds - summary.seconds_to_first_token
+    steps = summary.completion_tokens - 1
+    return {
+        "finish_reason": summary.finish_reason.value,
+        "prompt_tokens": summary.prompt_tokens,
+        "completion_tokens": summary.completion_tokens,
+        "seconds_to_first_token": round(summary.seconds_to_first_token, 4),
+        "seconds": round(summary.seconds, 4),
+        "decode_tokens_per_second": round(steps / decoding, 2) if steps > 0 else None,
+        "hops": timing_rows(summary),
+    }

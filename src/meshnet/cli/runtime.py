@@ -1,0 +1,53 @@
+"""Runs a command's work on an event loop, and turns its end into an exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+
+import uvloop
+
+from meshnet.cli.output import print_error
+from meshnet.domain.errors import InputError, MeshnetError
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+def run_async(work: Coroutine[object, object, None]) -> None:
+    """Run ``work``; Ctrl-C and SIGTERM cancel it, so that all it started is ended first.
+
+    An interrupted command exits with 130.
+    """
+
+    async def guarded() -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await work
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(guarded())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def exit_with(error: BaseException) -> None:
+    """Print an error that Meshnet knows as one line and exit; raise any other again."""
+    known = _known(error)
+    if known is None:
+        raise error
+    print_error(known.message)
+    sys.exit(EXIT_BAD_INPUT if isinstance(known, InputError) else EXIT_FAILED)
+
+
+def _known(error: BaseException) -> MeshnetError | None:
+    if isinstance(error, MeshnetError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((known for inner in error.exceptions if (known := _known(inner))), None)
+    return None

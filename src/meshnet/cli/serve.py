@@ -1,0 +1,111 @@
+"""``meshnet serve``: the OpenAI API over a model that is cut over several nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+from typing import Annotated
+
+import typer
+
+from meshnet.cli import options as opt
+from meshnet.cli.local import (
+    cut_model,
+    find_model,
+    kept_nodes,
+    node_config,
+    report_death,
+    served_model,
+    split_evenly,
+)
+from meshnet.cli.output import out
+from meshnet.cli.runtime import run_async
+from meshnet.cli.settings import Settings, default_threads
+from meshnet.gateway.app import create_app
+from meshnet.gateway.config import GatewayConfig
+from meshnet.gateway.server import open_listener, serve_on
+from meshnet.session.generate import ChainModel
+
+
+def serve(
+    model: opt.Model,
+    nodes: opt.Nodes = 3,
+    chain: opt.ChainOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key that clients must send; or set MESHNET_API_KEY.")
+    ] = None,
+    open_access: Annotated[
+        bool, typer.Option("--open-access", help="Listen beyond this machine without a key.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The model's name for clients.")
+    ] = None,
+    threads: opt.Threads = None,
+    ctx: opt.Context = 4096,
+    sessions: opt.Sessions = 8,
+    gpu_layers: opt.GpuLayers = 0,
+    flash_attn: opt.FlashAttention = False,
+    allow_unverified: opt.AllowUnverified = False,
+) -> None:
+    """Serve MODEL behind an OpenAI-compatible HTTP API.
+
+    Examples:
+
+      meshnet serve demo --port 8000
+
+      meshnet serve model.gguf --chain 10.0.0.1:7000,10.0.0.2:7000 --host 0.0.0.0 --api-key secret
+
+    then: curl http://127.0.0.1:8000/v1/models
+    """
+    settings = Settings.from_environment()
+    config = GatewayConfig(host=host, api_key=api_key or settings.api_key, open_access=open_access)
+    options = opt.NodeOptions(
+        nodes,
+        threads or default_threads(nodes),
+        ctx,
+        sessions,
+        gpu_layers,
+        flash_attn,
+        allow_unverified,
+    )
+
+    async def work() -> None:
+        # First of all: a port that is in use is known before a model is cut and loaded.
+        listener = open_listener(host, port)
+        found = find_model(model, settings)
+        async with AsyncExitStack() as stack:
+            if chain is not None:
+                addresses = list(opt.parse_chain(chain))
+            else:
+                cuts = cut_model(found, split_evenly(found, options), settings, options)
+                configs = [
+                    node_config(number, cut, options, "127.0.0.1:0", None)
+                    for number, cut in enumerate(cuts, start=1)
+                ]
+                addresses = await stack.enter_async_context(kept_nodes(configs, report_death))
+            served = await stack.enter_async_context(served_model(found, addresses, name))
+            await _serve_until_cancelled(served, config, listener)
+
+    run_async(work())
+
+
+async def _serve_until_cancelled(
+    model: ChainModel, config: GatewayConfig, listener: socket.socket
+) -> None:
+    """Serve; on Ctrl-C end the answers that are under way in good order."""
+    app = create_app([model], config)
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve_on(app, listener, on_ready=_announce, stop=stop))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        stop.set()
+        await serving
+        raise
+
+
+def _announce(url: str) -> None:
+    out.print(f"serving at {url}/v1 (Ctrl-C ends it)", markup=False)

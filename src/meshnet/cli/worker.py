@@ -1,0 +1,61 @@
+"""``python -m meshnet.cli.worker``: the process that a supervisor starts for a node.
+
+Standard input carries one line of configuration, and then stays open for as long as the supervisor
+lives. Standard output carries events. Not meant to be typed by people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+
+from meshnet.domain.errors import MeshnetError, status_of
+from meshnet.node.config import NodeConfig
+from meshnet.node.worker import STOP_SECONDS, WorkerEvent, run_worker
+
+
+def main() -> None:
+    """Serve until standard input ends, or SIGTERM."""
+    # A terminal sends Ctrl-C to the whole group; the supervisor decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    served = asyncio.run(_serve())
+    # Without waiting for the engine's thread: a step that runs would delay the end.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if served else 1)
+
+
+async def _serve() -> bool:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    line = await asyncio.to_thread(sys.stdin.buffer.readline)
+    try:
+        config = NodeConfig.from_json(line)
+    except MeshnetError as error:
+        _report(WorkerEvent("failed", status=status_of(error)))
+        return False
+    threading.Thread(target=_watch_input, args=(loop, stop), daemon=True).start()
+    return await run_worker(config, stop, _report)
+
+
+def _watch_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Stop when the supervisor is gone; end by force if the loop doesn't come to it."""
+    # Not through sys.stdin: its lock would be held by this thread when the interpreter ends.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    loop.call_soon_threadsafe(stop.set)
+    threading.Event().wait(2 * STOP_SECONDS)
+    os._exit(1)
+
+
+def _report(event: WorkerEvent) -> None:
+    sys.stdout.buffer.write(event.to_json() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A conversation with a chain of nodes: text in, text out."""

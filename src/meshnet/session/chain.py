@@ -1,0 +1,86 @@
+"""Which nodes make up a chain, found by asking them, and whether they may work together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshnet.domain.errors import InvalidArgumentError
+from meshnet.domain.ids import Address
+from meshnet.domain.layers import require_chain
+from meshnet.domain.nodes import Capability, HealthReport, Hop
+from meshnet.domain.recipe import Fingerprint
+from meshnet.transport.channel import ChannelPool
+
+ASK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A verified chain: its hops in order, what they compute, and the context all of them hold."""
+
+    hops: tuple[Hop, ...]
+    fingerprint: Fingerprint
+    context_length: int
+    architecture: str
+
+    @property
+    def head(self) -> Hop:
+        """Where generations start."""
+        return self.hops[0]
+
+
+def assemble_chain(found: Sequence[tuple[Address, Capability]]) -> Chain:
+    """Check that nodes, given in order, form a chain.
+
+    Raises ``LayerRangeError`` for a gap or an overlap, ``FingerprintMismatchError`` for nodes that
+    would compute different numbers.
+    """
+    if not found:
+        raise InvalidArgumentError("chain", "it names no node")
+    first = found[0][1]
+    for address, capability in found[1:]:
+        first.fingerprint.require_equal(capability.fingerprint, f"{capability.node_id} ({address})")
+    require_chain([capability.layers for _, capability in found], first.total_layers)
+    return Chain(
+        tuple(Hop(capability.node_id, address, capability.layers) for address, capability in found),
+        first.fingerprint,
+        min(capability.context_length for _, capability in found),
+        first.architecture,
+    )
+
+
+async def find_chain(channels: ChannelPool, addresses: Sequence[Address]) -> Chain:
+    """Ask the nodes what they hold. A single address is followed along its nodes' ``next``.
+
+    Raises ``NodeUnreachableError`` and what :func:`assemble_chain` raises.
+    """
+    if len(addresses) == 1:
+        return assemble_chain(await _follow(channels, addresses[0]))
+    capabilities = await asyncio.gather(
+        *(channels.peer(address).capability(ASK_SECONDS) for address in addresses)
+    )
+    return assemble_chain(list(zip(addresses, capabilities, strict=True)))
+
+
+async def ask_health(
+    channels: ChannelPool, chain: Chain
+) -> tuple[tuple[Capability, HealthReport], ...]:
+    """What each node of the chain says of itself now."""
+    return tuple(await asyncio.gather(*(_ask(channels, hop.address) for hop in chain.hops)))
+
+
+async def _ask(channels: ChannelPool, address: Address) -> tuple[Capability, HealthReport]:
+    peer = channels.peer(address)
+    return await asyncio.gather(peer.capability(ASK_SECONDS), peer.health(ASK_SECONDS + 5))
+
+
+async def _follow(channels: ChannelPool, head: Address) -> list[tuple[Address, Capability]]:
+    found: list[tuple[Address, Capability]] = []
+    address: Address | None = head
+    while address is not None and address not in [seen for seen, _ in found]:
+        capability = await channels.peer(address).capability(ASK_SECONDS)
+        found.append((address, capability))
+        address = None if capability.is_tail else capability.next_address
+    return found

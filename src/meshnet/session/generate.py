@@ -1,0 +1,233 @@
+"""One generation, from a prompt's tokens to text: opens it at the head, reads tokens, stops it.
+
+The decode loop itself runs at the head; here tokens become text, stop strings are watched for, and
+a reader who leaves early cancels the work on every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+from meshnet.domain.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    MeshnetError,
+    NodeLostError,
+    error_from,
+)
+from meshnet.domain.frames import (
+    Cancel,
+    Generate,
+    GenerationDone,
+    GrantTokens,
+    SeamReply,
+    SessionFailed,
+    SessionKey,
+    SessionTerms,
+    TokenReply,
+)
+from meshnet.domain.generation import FinishReason, GenerationSpec
+from meshnet.domain.ids import new_route_session_id
+from meshnet.domain.nodes import Capability, HealthReport, HopTimings
+from meshnet.engine.tokenizer import Tokenizer
+from meshnet.session.chain import Chain, ask_health
+from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+from meshnet.session.template import ChatTemplate
+from meshnet.session.text import TextStream
+from meshnet.transport.channel import ChannelPool, SeamChannel
+
+OPEN_SECONDS = 10.0
+DEADLINE_SLACK_SECONDS = 5.0
+"""How long after its deadline a head that says nothing is given up."""
+TOKEN_CREDITS = 128
+GRANT_AFTER = 32
+
+
+class ChainModel:
+    """A model served by a chain of nodes; it fulfils ``ModelService``."""
+
+    def __init__(
+        self, name: str, tokenizer: Tokenizer, chain: Chain, channels: ChannelPool
+    ) -> None:
+        self._name = name
+        self._tokenizer = tokenizer
+        self._chain = chain
+        self._channels = channels
+        self._created = int(time.time())
+        self._template = ChatTemplate(
+            tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token
+        )
+
+    @property
+    def name(self) -> str:
+        """The name users call it by."""
+        return self._name
+
+    @property
+    def created_unix(self) -> int:
+        """When the service came up, in seconds."""
+        return self._created
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._chain.context_length
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's vocabulary."""
+        return self._tokenizer
+
+    def prompt_from_messages(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> tuple[int, ...]:
+        """Render the model's own chat template and tokenise it; raises ``TemplateError``."""
+        text = self._template.render(messages, tools=tools)
+        # Templates write the beginning-of-sequence token themselves where the model wants one.
+        bos = self._tokenizer.bos_token
+        add_special = not (bos and text.startswith(bos))
+        return self._tokenizer.tokenize(text, add_special=add_special, parse_special=True)
+
+    def prompt_from_text(self, text: str) -> tuple[int, ...]:
+        """Tokenise plain text, with the beginning-of-sequence token if the model wants one."""
+        return self._tokenizer.tokenize(text, add_special=True, parse_special=True)
+
+    async def chain(self) -> tuple[tuple[Capability, HealthReport], ...]:
+        """Every node of the chain, head first; raises ``NodeError`` if one can't be asked."""
+        return await ask_health(self._channels, self._chain)
+
+    async def generate(
+        self, request: TextRequest
+    ) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
+        """See :class:`~meshnet.session.service.ModelService`."""
+        started = time.perf_counter()
+        spec = self._spec(request)
+        channel = await self._channels.channel(self._chain.head.address, OPEN_SECONDS)
+        inbox = _Inbox(channel)
+        try:
+            channel.send(
+                Generate(inbox.handle, self._terms(request), spec, token_credits=TOKEN_CREDITS)
+            )
+            reader = _Reader(self._tokenizer, request, started)
+            async for event in reader.events(inbox):
+                yield event
+        finally:
+            inbox.leave()
+
+    def _spec(self, request: TextRequest) -> GenerationSpec:
+        room = self.context_length - len(request.prompt)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(request.prompt)} tokens; with room for an answer, the "
+                f"context holds {self.context_length}"
+            )
+        asked = request.max_new_tokens
+        return GenerationSpec(
+            request.prompt,
+            request.sampling,
+            room if asked is None else min(asked, room),
+            self._tokenizer.end_of_generation,
+        )
+
+    def _terms(self, request: TextRequest) -> SessionTerms:
+        return SessionTerms(
+            SessionKey(new_route_session_id(), 0),
+            self._chain.fingerprint,
+            self._chain.hops,
+            time.time_ns() + int(request.timeout_seconds * 1e9),
+        )
+
+
+class _Inbox:
+    """The generation's ear on the head's channel."""
+
+    def __init__(self, channel: SeamChannel) -> None:
+        self._channel = channel
+        self._replies: asyncio.Queue[SeamReply | MeshnetError] = asyncio.Queue()
+        self._over = False
+        self.handle = channel.attach(self)
+
+    def on_reply(self, reply: SeamReply) -> None:
+        """Keep the reply until it is read."""
+        self._replies.put_nowait(reply)
+
+    def on_lost(self, error: MeshnetError) -> None:
+        """The head is gone."""
+        self._replies.put_nowait(error)
+
+    async def next(self, timeout_seconds: float) -> SeamReply:
+        """The next reply; raises the error that ended the generation."""
+        try:
+            reply = await asyncio.wait_for(self._replies.get(), timeout_seconds)
+        except TimeoutError:
+            raise DeadlineExceededError("the head said nothing until past the deadline") from None
+        if isinstance(reply, MeshnetError):
+            self._over = True
+            raise NodeLostError(f"lost the head node: {reply.message}") from reply
+        if isinstance(reply, SessionFailed):
+            self._over = True
+            raise error_from(reply.status)
+        self._over = isinstance(reply, GenerationDone)
+        return reply
+
+    def grant(self, tokens: int) -> None:
+        """Let the head go on."""
+        self._channel.send(GrantTokens(self.handle, tokens))
+
+    def leave(self) -> None:
+        """Stop listening; a generation that still runs is cancelled."""
+        self._channel.detach(self.handle)
+        if not self._over and self._channel.broken is None:
+            self._channel.send(Cancel(self.handle, "the reader has left"))
+
+
+class _Reader:
+    """Turns replies into text events, and counts."""
+
+    def __init__(self, tokenizer: Tokenizer, request: TextRequest, started: float) -> None:
+        self._text = TextStream(tokenizer, request.stop)
+        self._request = request
+        self._started = started
+        self._first: float | None = None
+        self._tokens = 0
+
+    async def events(self, inbox: _Inbox) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
+        deadline = self._started + self._request.timeout_seconds + DEADLINE_SLACK_SECONDS
+        while True:
+            reply = await inbox.next(max(deadline - time.perf_counter(), 0.0))
+            if isinstance(reply, TokenReply):
+                yield self._take(reply)
+                if self._text.stopped is not None:
+                    yield self._summary(FinishReason.STOP, ())
+                    return
+                if self._tokens % GRANT_AFTER == 0:
+                    inbox.grant(GRANT_AFTER)
+            elif isinstance(reply, GenerationDone):
+                rest = self._text.finish()
+                if rest:
+                    yield TextDelta(rest, ())
+                yield self._summary(reply.finish_reason, reply.timings)
+                return
+
+    def _take(self, reply: TokenReply) -> TextDelta:
+        if self._first is None:
+            self._first = time.perf_counter()
+        self._tokens += 1
+        return TextDelta(self._text.feed(reply.token.token_id), (reply.token,))
+
+    def _summary(self, reason: FinishReason, timings: tuple[HopTimings, ...]) -> GenerationSummary:
+        now = time.perf_counter()
+        first = now if self._first is None else self._first
+        return GenerationSummary(
+            reason,
+            len(self._request.prompt),
+            self._tokens,
+            first - self._started,
+            now - self._started,
+            self._text.stopped,
+            timings,
+        )
