@@ -96,9 +96,9 @@ def build(requirement: str, folder: Path) -> Path:
         with log.open("w", encoding="utf-8") as sink:
             command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", scratch]
             command += ["--no-binary", "llama-cpp-python", "-v", requirement]
-            code = subprocess.run(command, env=environment, stdout=sink, stderr=sink).returncode
+            done = subprocess.run(command, check=False, env=environment, stdout=sink, stderr=sink)
         built = list(Path(scratch).glob("llama_cpp_python-*.whl"))
-        if code != 0 or not built:
+        if done.returncode != 0 or not built:
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:])
             sys.exit(f"{tail}\nthe build failed; the whole log is in {log}")
         target = folder / built[0].name

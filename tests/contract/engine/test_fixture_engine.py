@@ -16,6 +16,7 @@ RECIPE = Recipe(Digest("sha256:" + "0" * 64), "fixture", "1")
 def test_fixture_engine_keeps_the_contract(check, layers):
     def make() -> tuple[ShardEngine, LoadRequest]:
         limits = EngineLimits(context_length=64, max_sessions=2)
-        return FixtureEngine(), LoadRequest(None, *layers, 6, RECIPE, limits)
+        start, end = layers
+        return FixtureEngine(), LoadRequest(None, start, end, 6, RECIPE, limits)
 
     check(make)

@@ -1,0 +1,55 @@
+"""Split = unsplit: a chain of slices gives the unsplit model's logits, bit for bit, at any cut."""
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from meshnet.model.architectures import VERIFIED
+from tests.support.parity import Play, Slices, differing, play_chain
+from tests.support.tiny_gguf import TinyModel, build
+
+SHORT = Play(prompt_tokens=40, decode_steps=4, threads=1, chunk_tokens=16)
+FULL = Play(prompt_tokens=300, decode_steps=32)
+
+
+def all_two_way(total: int) -> list[tuple[int, ...]]:
+    return [(cut,) for cut in range(1, total)]
+
+
+def some_four_way(total: int, count: int) -> list[tuple[int, ...]]:
+    draw = random.Random(total)
+    every = list(itertools.combinations(range(1, total), 3))
+    return draw.sample(every, count)
+
+
+def require_parity(model: Path, cache: Path, play: Play, cuts: list[tuple[int, ...]]) -> None:
+    slices = Slices(model, cache, play)
+    unsplit = play_chain(slices, (), play)
+    wrong = {}
+    for cut in cuts:
+        steps = differing(unsplit, play_chain(slices, cut, play))
+        if steps:
+            wrong[cut] = steps
+    assert not wrong, f"steps with other bits, by cut: {wrong}"
+
+
+@pytest.mark.parametrize("architecture", sorted(VERIFIED))
+def test_tiny_random_models_agree_at_every_cut(architecture: str, tmp_path: Path) -> None:
+    model = build(tmp_path / "model.gguf", TinyModel(architecture))
+    total = Slices(model, tmp_path, SHORT).info.total_layers
+    cuts = [*all_two_way(total), *itertools.combinations(range(1, total), 2)]
+    require_parity(model, tmp_path, SHORT, cuts)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1200)
+def test_smollm2_agrees_at_all_two_way_and_five_four_way_cuts(smollm2_path, tmp_path):
+    require_parity(smollm2_path, tmp_path, FULL, [*all_two_way(30), *some_four_way(30, 5)])
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1200)
+def test_gemma3_agrees_at_all_two_way_and_five_four_way_cuts(gemma3_path, tmp_path):
+    require_parity(gemma3_path, tmp_path, FULL, [*all_two_way(18), *some_four_way(18, 5)])

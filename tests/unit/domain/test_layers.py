@@ -1,0 +1,60 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshnet.domain.errors import InvalidArgumentError, LayerRangeError
+from meshnet.domain.layers import LayerRange, even_ranges, parse_layer_range, require_chain
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (3, 2), (-1, 2)])
+def test_an_empty_or_negative_range_is_refused(start, end):
+    with pytest.raises(LayerRangeError):
+        LayerRange(start, end)
+
+
+def test_ranges_are_half_open():
+    layers = LayerRange(2, 5)
+    assert list(layers) == [2, 3, 4]
+    assert 5 not in layers
+    assert str(layers) == "[2, 5)"
+
+
+@given(st.integers(1, 200), st.data())
+def test_even_ranges_form_a_chain_of_nearly_equal_parts(total, data):
+    shards = data.draw(st.integers(1, total))
+    ranges = even_ranges(total, shards)
+    require_chain(ranges, total)
+    sizes = {len(held) for held in ranges}
+    assert len(ranges) == shards
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("shards", [0, 31])
+def test_more_shards_than_layers_name_the_option(shards):
+    with pytest.raises(InvalidArgumentError, match="nodes"):
+        even_ranges(30, shards)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "layer"),
+    [
+        ([(0, 10), (11, 30)], "10"),
+        ([(0, 10), (9, 30)], "10"),
+        ([(5, 30)], "0"),
+        ([(0, 10)], "30"),
+    ],
+)
+def test_a_broken_chain_names_the_layer(ranges, layer):
+    with pytest.raises(LayerRangeError, match=layer):
+        require_chain([LayerRange(*held) for held in ranges], 30)
+
+
+@pytest.mark.parametrize("text", ["", "3", "a:b", "1-2", "1:2:3", "-1:3"])
+def test_a_range_that_cant_be_read_is_named(text):
+    with pytest.raises(InvalidArgumentError, match="A:B"):
+        parse_layer_range(text)
+
+
+def test_a_range_past_the_model_says_how_many_layers_there_are():
+    with pytest.raises(LayerRangeError, match="30 layers"):
+        LayerRange(0, 31).within(30)

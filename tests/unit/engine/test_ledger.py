@@ -1,0 +1,74 @@
+"""Rules that the contract suite doesn't reach: what is remembered, and for how long."""
+
+import pytest
+
+from meshnet.domain.errors import CacheMissError, CancelledError, ContextLengthError
+from meshnet.domain.frames import SessionKey
+from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.lifecycle import CacheExpectation, CacheMode, CacheResult
+from meshnet.domain.status import OK
+from meshnet.engine.base import DecodeRequest, PrefillRequest, StepRequest, StepResult, TokenOutput
+from meshnet.engine.ledger import REMEMBERED_STEPS, Admission, SessionLedger
+
+RESULT = StepResult(OK, TokenOutput(1), CacheResult(hit=True, past_len=1))
+
+
+def key(name: str, epoch: int = 0) -> SessionKey:
+    return SessionKey(RouteSessionId(name), epoch)
+
+
+def prefill(of: SessionKey, rows: int = 1) -> PrefillRequest:
+    return PrefillRequest(of, 0, CacheExpectation(CacheMode.FRESH, 0), 0, (1,) * rows)
+
+
+def decode(of: SessionKey, position: int) -> DecodeRequest:
+    return DecodeRequest(of, position, CacheExpectation(CacheMode.EXACT, position), position, (1,))
+
+
+def run(ledger: SessionLedger, request: StepRequest) -> Admission:
+    admission = ledger.admit(request)
+    assert isinstance(admission, Admission)
+    ledger.commit(request, RESULT)
+    return admission
+
+
+def test_a_step_that_ran_long_ago_misses_rather_than_running_again():
+    ledger = SessionLedger(1, 100)
+    run(ledger, prefill(key("a")))
+    for position in range(1, REMEMBERED_STEPS + 2):
+        run(ledger, decode(key("a"), position))
+    with pytest.raises(CacheMissError):
+        ledger.admit(decode(key("a"), 1))
+    assert ledger.admit(decode(key("a"), REMEMBERED_STEPS)) == RESULT
+
+
+def test_a_step_may_fill_the_context_but_not_pass_it():
+    ledger = SessionLedger(1, 4)
+    run(ledger, prefill(key("a"), rows=3))
+    run(ledger, decode(key("a"), 3))
+    with pytest.raises(ContextLengthError, match="4"):
+        ledger.admit(decode(key("a"), 4))
+
+
+def test_the_lowest_free_place_is_taken_first():
+    ledger = SessionLedger(3, 10)
+    for name in "abc":
+        run(ledger, prefill(key(name)))
+    ledger.release(key("c"))
+    ledger.release(key("a"))
+    assert run(ledger, prefill(key("d"))).slot.number == 0
+    assert run(ledger, prefill(key("e"))).slot.number == 2
+
+
+def test_a_session_cancelled_before_it_ran_is_refused():
+    ledger = SessionLedger(1, 10)
+    assert ledger.cancel(key("a")) is None
+    with pytest.raises(CancelledError):
+        ledger.admit(prefill(key("a")))
+
+
+def test_a_newer_epoch_names_the_older_ones_to_drop():
+    ledger = SessionLedger(2, 10)
+    run(ledger, prefill(key("a", 1)))
+    assert ledger.superseded(key("a", 2)) == [key("a", 1)]
+    assert ledger.superseded(key("b", 9)) == []
