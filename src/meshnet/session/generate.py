@@ -130,7 +130,7 @@ class ChainModel:
             request.prompt,
             request.sampling,
             room if asked is None else min(asked, room),
-            self._tokenizer.end_of_generation,
+            frozenset() if request.ignore_end else self._tokenizer.end_of_generation,
         )
 
     def _terms(self, request: TextRequest) -> SessionTerms:

@@ -24,6 +24,8 @@ class TextRequest:
     max_new_tokens: int | None = None
     """None means: until the model stops or the context is full."""
     stop: tuple[str, ...] = ()
+    ignore_end: bool = False
+    """Go on past the model's own end-of-generation tokens."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     """The generation as a whole ends with ``DeadlineExceededError`` after this."""
 
