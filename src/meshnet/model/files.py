@@ -1,0 +1,97 @@
+"""Files that appear whole or not at all, and what becomes of those whose writer died."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from meshnet.domain.errors import InvalidArgumentError, ResourceExhaustedError
+
+_UNFINISHED: Final = ".unfinished"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class NewFile:
+    """A file under a name of its own until :meth:`publish` gives it its real one."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.file = file
+        self._path = path
+
+    def publish(self, name: str) -> Path:
+        """Make it durable and give it ``name`` in the same folder, replacing what was there."""
+        target = self._path.with_name(name)
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self._path.replace(target)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return target
+
+
+@contextmanager
+def new_file(folder: Path, size: int = 0) -> Iterator[NewFile]:
+    """A new file in ``folder``, which is made if need be; gone at the end unless published.
+
+    Raises :class:`ResourceExhaustedError` when the disk has no ``size`` bytes left or gets full,
+    and :class:`InvalidArgumentError` naming the cache when the folder can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
+        free = shutil.disk_usage(folder).free
+        if free < size:
+            raise ResourceExhaustedError(
+                f"{folder} has {free} bytes left, but {size} are needed; free some or choose "
+                f"another cache folder"
+            )
+        file, path = _create(folder)
+        try:
+            with file:
+                yield NewFile(file, path)
+        finally:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise ResourceExhaustedError(f"{folder}: no space left on the disk") from error
+        problem = f"{folder} can't be written: {error.strerror}"
+        raise InvalidArgumentError("cache", problem) from error
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete what killed writers left in ``folder``; a living writer holds a lock on its file."""
+    for path in folder.glob(f"*{_UNFINISHED}"):
+        try:
+            with path.open("rb") as file:
+                if _lock(file):
+                    path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue  # its writer published it just now
+
+
+def _create(folder: Path) -> tuple[BinaryIO, Path]:
+    while True:
+        path = folder / f"{secrets.token_hex(8)}{_UNFINISHED}"
+        file = path.open("xb+")
+        # Between creation and lock another process may have taken it for a dead writer's.
+        if _lock(file) and path.exists():
+            return file, path
+        file.close()
+
+
+def _lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

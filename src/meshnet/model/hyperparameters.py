@@ -1,0 +1,222 @@
+"""The sizes a transformer's metadata state, layer by layer, with llama.cpp's defaults filled in.
+
+The defaults are those of ``llama_model_base::load_hparams`` in llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from meshnet.domain.layers import LayerRange
+from meshnet.model.gguf import GgufIndex
+
+MAX_LAYERS: Final = 512
+MAX_EXPERTS: Final = 1024
+
+SLIDING_PATTERN: Final = "attention.sliding_window_pattern"
+
+Dimension = Literal[
+    "embedding",
+    "vocabulary",
+    "query",
+    "key",
+    "value",
+    "query_key_value",
+    "key_size",
+    "heads",
+    "kv_heads",
+    "half_rotary",
+    "feed_forward",
+    "twice_feed_forward",
+    "experts",
+    "expert_feed_forward",
+    "shared_feed_forward",
+    "one",
+]
+"""The extents that shapes of tensors are made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Which layers attend only to a window of recent tokens.
+
+    A file can hold the flags themselves, or the period, in ``attention.sliding_window_pattern``;
+    else ``period`` counts. Of each period the last layer is a full one (llama.cpp,
+    ``set_swa_pattern``); period 0 makes all layers sliding, 1 none.
+    """
+
+    period: int
+    optional: bool = False
+    """Whether a model without ``attention.sliding_window``, or with 0 there, has no such layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """Sizes of a model. Tuples have one entry a layer of the trunk."""
+
+    layers: int
+    """Layers of the trunk: blocks for multi-token prediction behind it don't count."""
+    embedding: int
+    vocabulary: int
+    context: int
+    heads: tuple[int, ...]
+    """0 where nothing is stated: a layer without attention."""
+    kv_heads: tuple[int, ...]
+    feed_forward: tuple[int, ...]
+    key_size: int
+    value_size: int
+    rotary: int
+    experts: int
+    experts_used: tuple[int, ...]
+    expert_feed_forward: tuple[int, ...]
+    shared_feed_forward: int
+    leading_dense: int
+    """With experts: how many layers in front have a plain feed-forward part all the same."""
+    sliding: tuple[bool, ...]
+
+    def sparse(self, layer: int) -> bool:
+        """Whether the layer's feed-forward part consists of experts."""
+        return self.experts > 0 and layer >= self.leading_dense
+
+    def sizes(self, layer: int) -> dict[Dimension, int]:
+        """What each dimension amounts to in a layer."""
+        query = self.heads[layer] * self.key_size
+        key = self.kv_heads[layer] * self.key_size
+        value = self.kv_heads[layer] * self.value_size
+        return {
+            "embedding": self.embedding,
+            "vocabulary": self.vocabulary,
+            "query": query,
+            "key": key,
+            "value": value,
+            "query_key_value": query + key + value,
+            "key_size": self.key_size,
+            "heads": self.heads[layer],
+            "kv_heads": self.kv_heads[layer],
+            "half_rotary": self.rotary // 2,
+            "feed_forward": self.feed_forward[layer],
+            "twice_feed_forward": 2 * self.feed_forward[layer],
+            "experts": self.experts,
+            "expert_feed_forward": self.expert_feed_forward[layer],
+            "shared_feed_forward": self.shared_feed_forward,
+            "one": 1,
+        }
+
+
+def read_hyperparameters(index: GgufIndex, window: SlidingWindow | None) -> Hyperparameters:
+    """Read the sizes; ``window`` is the architecture's rule about sliding windows.
+
+    Raises :class:`~meshnet.domain.errors.ModelFileError`, naming the key, for one that is missing,
+    of another type, or beyond what libllama can hold.
+    """
+    blocks = _between(index, "block_count", 1, MAX_LAYERS)
+    trailing = _between(index, "nextn_predict_layers", 0, blocks - 1, 0)
+    layers = blocks - trailing
+    embedding = _between(index, "embedding_length", 1, 1 << 24)
+    heads = _per_layer(index, "attention.head_count", layers, [0] * layers)
+    head_size = embedding // heads[0] if heads[0] else 0
+    key_size = _between(index, "attention.key_length", 0, 1 << 16, head_size)
+    feed_forward = _per_layer(index, "feed_forward_length", layers, [0] * layers)
+    experts = _between(index, "expert_count", 0, MAX_EXPERTS, 0)
+    used = _per_layer(index, "expert_used_count", layers, [0] * layers)
+    expert_feed_forward = _per_layer(
+        index,
+        "expert_feed_forward_length",
+        layers,
+        [width // max(count, 1) for width, count in zip(feed_forward, used, strict=True)],
+    )
+    shared = index.integer(index.key("expert_shared_count"), 0) * expert_feed_forward[0]
+    return Hyperparameters(
+        layers=layers,
+        embedding=embedding,
+        vocabulary=_vocabulary(index),
+        context=_between(index, "context_length", 1, (1 << 31) - 1),
+        heads=heads,
+        kv_heads=_per_layer(index, "attention.head_count_kv", layers, heads),
+        feed_forward=feed_forward,
+        key_size=key_size,
+        value_size=_between(index, "attention.value_length", 0, 1 << 16, head_size),
+        rotary=_between(index, "rope.dimension_count", 0, 1 << 16, key_size),
+        experts=experts,
+        experts_used=used,
+        expert_feed_forward=expert_feed_forward,
+        shared_feed_forward=_between(
+            index, "expert_shared_feed_forward_length", 0, 1 << 24, shared
+        ),
+        leading_dense=_between(index, "leading_dense_block_count", 0, MAX_LAYERS, 0),
+        sliding=_sliding_layers(index, layers, window),
+    )
+
+
+def layer_tensors(index: GgufIndex, layers: LayerRange) -> dict[int, list[str]]:
+    """Names of the tensors of each layer in a range, as the file has them."""
+    found: dict[int, list[str]] = {layer: [] for layer in range(layers.start, layers.end)}
+    for name in index.tensors:
+        layer = layer_of(name)
+        if layer is not None and layer in found:
+            found[layer].append(name)
+    return found
+
+
+def layer_of(name: str) -> int | None:
+    """The layer a tensor's name (``blk.7.attn_q.weight``) belongs to, if any."""
+    prefix, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    if prefix != "blk" or not (number.isascii() and number.isdigit()):
+        return None
+    return int(number) if number == "0" or number[0] != "0" else None
+
+
+def _vocabulary(index: GgufIndex) -> int:
+    embeddings = index.tensors.get("token_embd.weight")
+    if embeddings is None:
+        raise index.error("token_embd.weight", "the tensor is missing")
+    if len(embeddings.shape) != 2:
+        raise index.error("token_embd.weight", f"its shape {embeddings.shape} isn't a matrix's")
+    return embeddings.shape[1]
+
+
+def _sliding_layers(
+    index: GgufIndex, layers: int, window: SlidingWindow | None
+) -> tuple[bool, ...]:
+    none = (False,) * layers
+    if window is None:
+        return none
+    if window.optional and _between(index, "attention.sliding_window", 0, 1 << 31, 0) == 0:
+        return none
+    key = index.key(SLIDING_PATTERN)
+    if index.is_array(key):
+        flags = [bool(flag) for flag in index.items(key)][:layers]
+        return (*flags, *none[len(flags) :])
+    period = index.integer(key, window.period)
+    if period == 0:
+        return (True,) * layers
+    return tuple(layer % period < period - 1 for layer in range(layers))
+
+
+def _per_layer(
+    index: GgufIndex, name: str, layers: int, default: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    key = index.key(name)
+    if not index.is_array(key):
+        if key not in index.metadata and default is not None:
+            return tuple(default)
+        return (_between(index, name, 0, 1 << 24),) * layers
+    blocks = index.integer(index.key("block_count"))
+    values = index.items(key)
+    if len(values) != blocks:
+        raise index.error(key, f"has {len(values)} entries, but the model has {blocks} blocks")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1 << 24:
+            raise index.error(key, f"holds {value!r}, which is no size")
+    return tuple(int(value) for value in values[:layers])
+
+
+def _between(index: GgufIndex, name: str, low: int, high: int, default: int | None = None) -> int:
+    key = index.key(name)
+    value = index.integer(key, default)
+    if not low <= value <= high:
+        raise index.error(key, f"is {value}; {low} to {high} are allowed")
+    return value
