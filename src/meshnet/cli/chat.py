@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import termios
+from collections.abc import Iterator
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
@@ -46,11 +48,28 @@ async def chat(
             print_note(HELP)
         elif text:
             messages.append({"role": "user", "content": text})
-            answer = await _answer(model, messages, sampling, max_tokens, show_timings=show_timings)
+            with _unechoed():
+                answer = await _answer(
+                    model, messages, sampling, max_tokens, show_timings=show_timings
+                )
             if answer is None:
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": answer})
+
+
+@contextlib.contextmanager
+def _unechoed() -> Iterator[None]:
+    """What is typed ahead appears at the next prompt, not amid the answer."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    quiet = list(before)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 async def _read(session: PromptSession[str]) -> str:
