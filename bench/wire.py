@@ -1,0 +1,120 @@
+"""What does the wire cost?
+
+    python -m bench.wire
+
+Bytes of a decode step and of a 128-token chunk of width 4096, by type and packing. Then chains of
+1, 2 and 4 node processes with the fixture engine, whose four layers take no time to speak of: the
+time from one token to the next, which is a decode step's way through all nodes and back, and how
+many steps a second a chain of two takes from 16 generations at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from bench.setup import GREEDY, table
+from meshnet.cli.local import local_nodes
+from meshnet.domain.frames import ChunkInfo, DecodeFrame, DecodeStep, PrefillChunk, SessionKey
+from meshnet.domain.ids import NodeId, new_route_session_id
+from meshnet.domain.layers import even_ranges
+from meshnet.domain.lifecycle import CacheExpectation, CacheMode
+from meshnet.domain.nodes import FlowControl
+from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType
+from meshnet.engine.base import EngineLimits
+from meshnet.engine.tokenizer import ByteTokenizer
+from meshnet.node.config import FixtureEngineConfig, NodeConfig
+from meshnet.session.chain import find_chain
+from meshnet.session.generate import ChainModel
+from meshnet.session.service import TextDelta, TextRequest
+from meshnet.transport.channel import ChannelPool
+from meshnet.transport.seam_client import GrpcTransport
+from meshnet.wire.compression import Compression
+from meshnet.wire.convert import encode_request
+from meshnet.wire.narrow import tensor_of
+
+WIDTH, CHUNK, LAYERS, TOKENS, SESSIONS = 4096, 128, 4, 1000, 16
+
+
+def sizes() -> list[tuple[object, ...]]:
+    """Bytes on the wire by type and packing, and a decode step's bytes over its tensor."""
+    draw = np.random.default_rng(0)
+    key = SessionKey(new_route_session_id(), 0)
+    exact = CacheExpectation(CacheMode.EXACT, 1000)
+    lines: list[tuple[object, ...]] = []
+    for dtype in DType:
+        row = tensor_of(RESIDUAL, draw.normal(size=(1, WIDTH)).astype(np.float32), dtype)
+        rows = tensor_of(RESIDUAL, draw.normal(size=(CHUNK, WIDTH)).astype(np.float32), dtype)
+        step = len(encode_request(DecodeFrame((DecodeStep(9, 1000, 300, row),))))
+        info = ChunkInfo(1, 4, CHUNK, 4 * CHUNK)
+        chunk = PrefillChunk(9, key, info, 1000, 8, exact, BoundaryBundle((rows,)))
+        packed = (len(encode_request(chunk, compression)) for compression in Compression)
+        lines.append((dtype.value, step, step - len(row.data), *packed))
+    return lines
+
+
+@asynccontextmanager
+async def fixture_chain(nodes: int) -> AsyncIterator[ChainModel]:
+    """A model over node processes whose engine takes no time."""
+    configs = [
+        NodeConfig(
+            NodeId(f"node-{number}"),
+            layers.start,
+            layers.end,
+            LAYERS,
+            FixtureEngineConfig(),
+            limits=EngineLimits(context_length=2 * TOKENS, max_sessions=SESSIONS),
+            flow=FlowControl(max_sessions=SESSIONS),
+        )
+        for number, layers in enumerate(even_ranges(LAYERS, nodes), start=1)
+    ]
+    async with local_nodes(configs) as (addresses, _):
+        channels = ChannelPool(GrpcTransport())
+        try:
+            chain = await find_chain(channels, addresses)
+            yield ChainModel("fixture", ByteTokenizer(), chain, channels)
+        finally:
+            await channels.close()
+
+
+async def gaps(model: ChainModel, tokens: int) -> list[float]:
+    """Milliseconds between a generation's tokens."""
+    request = TextRequest((65, 66, 67), GREEDY, tokens, ignore_end=True)
+    events = model.generate(request)
+    times = [time.perf_counter() async for event in events if isinstance(event, TextDelta)]
+    return [(b - a) * 1e3 for a, b in itertools.pairwise(times)]
+
+
+def quantile(values: Sequence[float], percent: int) -> float:
+    """The value that ``percent`` of the values don't exceed."""
+    return statistics.quantiles(values, n=100)[percent - 1]
+
+
+async def main() -> None:
+    print(f"bytes, width {WIDTH}; a chunk has {CHUNK} tokens\n")
+    chunks = (f"chunk, {compression.value}" for compression in Compression)
+    print(table(("type", "decode step", "over its tensor", *chunks), sizes()))
+    lines = []
+    for nodes in (1, 2, 4):
+        async with fixture_chain(nodes) as model:
+            await gaps(model, 100)
+            measured = await gaps(model, TOKENS)
+        p50, p99 = quantile(measured, 50), quantile(measured, 99)
+        lines.append((nodes, f"{p50:.2f}", f"{p99:.2f}", f"{p50 / nodes:.2f}"))
+    print("\na decode step through all nodes and back, ms\n")
+    print(table(("nodes", "p50", "p99", "p50 / node"), lines))
+    async with fixture_chain(2) as model:
+        started = time.perf_counter()
+        counts = await asyncio.gather(*(gaps(model, TOKENS // 4) for _ in range(SESSIONS)))
+        rate = sum(map(len, counts)) / (time.perf_counter() - started)
+    print(f"\n{SESSIONS} generations at once through 2 nodes: {rate:.0f} steps/s a node")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
