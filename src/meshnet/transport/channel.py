@@ -11,6 +11,7 @@ from meshnet.domain.errors import MeshnetError, NodeLostError
 from meshnet.domain.frames import SeamReply, SeamRequest
 from meshnet.domain.ids import Address
 from meshnet.transport.base import ClientSeam, Peer, Transport
+from meshnet.transport.failures import no_answer
 
 
 class ReplyListener(Protocol):
@@ -102,17 +103,25 @@ class ChannelPool:
     async def channel(self, address: Address, timeout_seconds: float) -> SeamChannel:
         """The channel to ``address``; a broken one is replaced.
 
-        Raises ``NodeUnreachableError`` when no connection comes about in time.
+        Raises ``NodeUnreachableError`` when no connection comes about in time, which includes
+        the wait for others who are opening the same channel.
         """
-        async with self._opening.setdefault(address, asyncio.Lock()):
-            channel = self._channels.get(address)
-            if channel is not None and channel.broken is None:
-                return channel
-            if channel is not None:
-                await channel.close()
-            seam = await self.peer(address).open_seam(timeout_seconds)
-            self._channels[address] = SeamChannel(seam, address)
-            return self._channels[address]
+        lock = self._opening.setdefault(address, asyncio.Lock())
+        try:
+            async with asyncio.timeout(timeout_seconds), lock:
+                return await self._opened(address, timeout_seconds)
+        except TimeoutError:
+            raise no_answer(address, timeout_seconds) from None
+
+    async def _opened(self, address: Address, timeout_seconds: float) -> SeamChannel:
+        channel = self._channels.get(address)
+        if channel is not None and channel.broken is None:
+            return channel
+        if channel is not None:
+            await channel.close()
+        seam = await self.peer(address).open_seam(timeout_seconds)
+        self._channels[address] = SeamChannel(seam, address)
+        return self._channels[address]
 
     async def close(self) -> None:
         """Close every channel and connection."""

@@ -1,0 +1,246 @@
+"""Reaches nodes over gRPC: one connection a peer, one long-lived stream a seam."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from meshnet.domain.errors import (
+    InvalidArgumentError,
+    MalformedFrameError,
+    MeshnetError,
+    error_from,
+)
+from meshnet.domain.frames import SeamReply, SeamRequest, SessionKey
+from meshnet.domain.ids import Address
+from meshnet.domain.nodes import Capability, FlowControl, HealthReport
+from meshnet.domain.status import StatusCode, StructuredStatus
+from meshnet.transport.address import parse_address
+from meshnet.transport.base import ClientSeam, Peer, Transport
+from meshnet.transport.failures import lost, no_answer, unreachable
+from meshnet.transport.methods import method_path
+from meshnet.transport.options import GrpcOptions, max_frame_bytes
+from meshnet.transport.queues import FRAME_WEIGHT, Inbox, Outbox
+from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
+from meshnet.wire.compression import Compression
+from meshnet.wire.convert import MERGEABLE, checked, decode_replies, encode_request, fitting, parse
+from meshnet.wire.convert_nodes import capability_from_proto, health_from_proto
+from meshnet.wire.convert_values import require
+from meshnet.wire.status import CODE_FROM_GRPC, status_from_trailer
+
+CLOSE_SECONDS = 0.5
+"""How long closing a seam waits for what is queued to leave and for the node to end it."""
+NO_NODE = "what listens there isn't a Meshnet node"
+
+M = TypeVar("M", bound=Message)
+
+
+class GrpcTransport(Transport):
+    """Reaches nodes by ``host:port``."""
+
+    def __init__(self, flow: FlowControl | None = None, options: GrpcOptions | None = None) -> None:
+        """``flow``: the bounds of this end; only the size of frames matters here."""
+        self._max_bytes = max_frame_bytes(flow or FlowControl())
+        self._options = options or GrpcOptions()
+
+    def peer(self, address: Address) -> Peer:
+        """The node there; raises :class:`InvalidArgumentError` unless it is ``host:port``."""
+        parse_address(address, "address")
+        return _GrpcPeer(address, self._max_bytes, self._options)
+
+
+class _GrpcPeer(Peer):
+    def __init__(self, address: Address, max_bytes: int, options: GrpcOptions) -> None:
+        self._address = address
+        self._max_bytes = max_bytes
+        self._options = options
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    async def capability(self, timeout_seconds: float) -> Capability:
+        answer = await self._ask("GetCapability", b"", pb.GetCapabilityResponse, timeout_seconds)
+        require(answer, "capability")
+        return checked(lambda: capability_from_proto(answer.capability))
+
+    async def health(self, timeout_seconds: float) -> HealthReport:
+        answer = await self._ask("Health", b"", pb.HealthResponse, timeout_seconds)
+        return checked(lambda: health_from_proto(answer))
+
+    async def release(self, key: SessionKey, timeout_seconds: float) -> None:
+        request = fitting(
+            SessionKey,
+            lambda: pb.ReleaseRequest(route_session_id=key.session_id, route_epoch=key.route_epoch),
+        )
+        await self._ask("Release", request, pb.ReleaseResponse, timeout_seconds)
+
+    async def cancel(self, key: SessionKey, reason: str, timeout_seconds: float) -> None:
+        request = fitting(
+            SessionKey,
+            lambda: pb.CancelRequest(
+                route_session_id=key.session_id, route_epoch=key.route_epoch, reason=reason
+            ),
+        )
+        await self._ask("Cancel", request, pb.CancelResponse, timeout_seconds)
+
+    async def open_seam(self, timeout_seconds: float) -> ClientSeam:
+        call: grpc.aio.StreamStreamCall[bytes, bytes]
+        call = self._open_channel().stream_stream(method_path("Session"))(wait_for_ready=True)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await call.initial_metadata()
+            if call.done():
+                await call.read()
+        except TimeoutError as error:
+            call.cancel()
+            raise no_answer(self._address, timeout_seconds) from error
+        except grpc.aio.AioRpcError as error:
+            if status_from_trailer(_trailers(error)) is None:
+                raise self._error(error, timeout_seconds) from error
+            # A node answered, so the stream came about; that it ended at once is its news.
+        except asyncio.CancelledError:
+            call.cancel()
+            self._raise_if_closed()
+            raise
+        return _GrpcClientSeam(call, self._address, self._max_bytes, self._options.compression)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._closed:
+            raise unreachable(self._address, "the connection was closed here")
+        if self._channel is None:
+            arguments = self._options.channel_arguments(self._max_bytes)
+            self._channel = grpc.aio.insecure_channel(self._address, options=arguments)
+        return self._channel
+
+    async def _ask(self, method: str, request: bytes, answer: type[M], timeout_seconds: float) -> M:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+        call = self._open_channel().unary_unary(method_path(method))
+        try:
+            data = await call(request, timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error, timeout_seconds) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        return parse(answer, data)
+
+    def _raise_if_closed(self) -> None:
+        """Closing the channel cancels calls in a way that looks as if their task were cancelled."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
+            raise unreachable(self._address, "the connection was closed here")
+
+    def _error(self, error: grpc.aio.AioRpcError, timeout_seconds: float) -> MeshnetError:
+        status = status_from_trailer(_trailers(error))
+        if status is not None:
+            return error_from(status)
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return no_answer(self._address, timeout_seconds)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return unreachable(self._address, NO_NODE)
+        text = f"{self._address}: {error.details()} (gRPC {error.code().name})"
+        return error_from(StructuredStatus(CODE_FROM_GRPC[error.code()], message=text))
+
+
+class _GrpcClientSeam(ClientSeam):
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[bytes, bytes],
+        address: Address,
+        max_bytes: int,
+        compression: Compression,
+    ) -> None:
+        self._call = call
+        self._address = address
+        self._max_bytes = max_bytes
+        self._compression = compression
+        self._closed = False
+        self._inbox: Inbox[SeamReply] = Inbox(max_bytes)
+        self._outbox = Outbox(call.write, max_bytes)
+        self._reader = asyncio.create_task(self._read())
+        self._writer = asyncio.create_task(self._write())
+
+    def send(self, request: SeamRequest) -> None:
+        if self._inbox.ended:
+            raise lost(self._address, "nothing can be sent any more")
+        frame = encode_request(request, self._compression)
+        if len(frame) > self._max_bytes:
+            raise InvalidArgumentError(
+                "frame",
+                f"{len(frame)} bytes are over the bound of {self._max_bytes}; "
+                "use smaller prefill chunks",
+            )
+        kind = type(request) if isinstance(request, MERGEABLE) else None
+        self._outbox.put(frame, kind)
+
+    async def receive(self) -> SeamReply:
+        reply = await self._inbox.get()
+        if reply is None:
+            raise lost(self._address, "it ended")
+        return reply
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._inbox.discard()
+        self._inbox.end(lost(self._address, "it was closed here"))
+        self._outbox.close()
+        await asyncio.wait({self._reader, self._writer}, timeout=CLOSE_SECONDS)
+        self._call.cancel()
+        await asyncio.wait({self._reader, self._writer}, timeout=CLOSE_SECONDS)
+
+    async def _read(self) -> None:
+        """Take replies until the stream ends; after :meth:`close`, so that it can end."""
+        try:
+            while isinstance(data := await self._call.read(), bytes):
+                for reply in decode_replies(data):
+                    self._inbox.put(reply, FRAME_WEIGHT)
+                await self._inbox.room()
+            self._inbox.end(lost(self._address, "the node closed it"))
+        except MalformedFrameError as error:
+            self._inbox.end(error)
+        except grpc.aio.AioRpcError as error:
+            self._inbox.end(self._error(error))
+        finally:
+            self._inbox.end(lost(self._address, "the connection was closed here"))
+            self._call.cancel()
+            self._outbox.close()
+
+    async def _write(self) -> None:
+        try:
+            await self._outbox.run()
+            await self._call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The stream is broken or ended; the reader knows why and says it.
+            return
+
+    def _error(self, error: grpc.aio.AioRpcError) -> MeshnetError:
+        try:
+            status = status_from_trailer(_trailers(error))
+        except MalformedFrameError as malformed:
+            return malformed
+        if status is not None:
+            return error_from(status)
+        if CODE_FROM_GRPC[error.code()] is StatusCode.MALFORMED_FRAME:
+            return MalformedFrameError("frame", f"too large for its receiver: {error.details()}")
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return lost(self._address, NO_NODE)
+        return lost(self._address, f"{error.details()} (gRPC {error.code().name})")
+
+
+def _trailers(error: grpc.aio.AioRpcError) -> Iterable[tuple[str, str | bytes]]:
+    return error.trailing_metadata() or ()

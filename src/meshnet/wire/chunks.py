@@ -1,0 +1,41 @@
+"""How a prompt is cut into the chunks that travel down the chain one behind the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from meshnet.domain.errors import InvalidArgumentError
+from meshnet.domain.frames import ChunkInfo
+from meshnet.domain.recipe import MAX_CHUNK_TOKENS
+
+
+def plan_prefill_chunks(
+    total_tokens: int, chunk_tokens: int = MAX_CHUNK_TOKENS
+) -> tuple[ChunkInfo, ...]:
+    """Chunks of ``chunk_tokens`` tokens, the last with what remains; see :func:`chunk_positions`.
+
+    Raises :class:`InvalidArgumentError` unless there is a token and a chunk has 1 to 128.
+    """
+    if total_tokens < 1:
+        raise InvalidArgumentError("total_tokens", f"{total_tokens} must be at least 1")
+    if not 1 <= chunk_tokens <= MAX_CHUNK_TOKENS:
+        raise InvalidArgumentError(
+            "chunk_tokens", f"{chunk_tokens} must be 1 to {MAX_CHUNK_TOKENS}"
+        )
+    count = -(-total_tokens // chunk_tokens)
+    return tuple(
+        ChunkInfo(
+            index=index,
+            count=count,
+            token_count=min(chunk_tokens, total_tokens - index * chunk_tokens),
+            total_tokens=total_tokens,
+        )
+        for index in range(count)
+    )
+
+
+def chunk_positions(chunks: Iterable[ChunkInfo], start: int = 0) -> tuple[int, ...]:
+    """The position of each chunk's first token, when the first chunk begins at ``start``."""
+    sizes = (chunk.token_count for chunk in chunks)
+    return tuple(itertools.accumulate(sizes, initial=start))[:-1]

@@ -1,0 +1,270 @@
+"""Requests that go down a seam, and their messages, in pairs.
+
+See :mod:`meshnet.wire.convert_values` for what is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshnet.domain.errors import InvalidArgumentError, MalformedFrameError
+from meshnet.domain.frames import (
+    ChunkInfo,
+    DecodeFrame,
+    DecodeStep,
+    Generate,
+    OpenSession,
+    PrefillChunk,
+    SessionTerms,
+)
+from meshnet.domain.recipe import MAX_CHUNK_TOKENS
+from meshnet.domain.tensors import RESIDUAL, DType, EngineTensor
+from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
+from meshnet.wire.checksum import crc32c
+from meshnet.wire.codec import (
+    DTYPE_TO_PROTO,
+    as_bytes,
+    decode_bundle,
+    payload_checksum,
+    write_bundle,
+)
+from meshnet.wire.compression import COMPRESSION_TO_PROTO, Compression, compression_from_proto
+from meshnet.wire.convert_nodes import flow_from_proto, flow_to_proto, hop_from_proto, hop_to_proto
+from meshnet.wire.convert_values import (
+    SCHEMA_VERSION,
+    expectation_from_proto,
+    expectation_to_proto,
+    fingerprint_from_proto,
+    fingerprint_to_proto,
+    key_from_envelope,
+    layers_to_proto,
+    require,
+    sampling_from_proto,
+    sampling_to_proto,
+    spec_from_proto,
+    spec_to_proto,
+)
+
+_DECODE_DTYPES = {**DTYPE_TO_PROTO, DType.FLOAT32: pb.TENSOR_DTYPE_UNSPECIFIED}
+"""A decode step leaves the usual type out."""
+
+_DECODE_BLOCKS = {
+    pb.TENSOR_DTYPE_UNSPECIFIED: (DType.FLOAT32, 1, 4),
+    pb.TENSOR_DTYPE_FLOAT32: (DType.FLOAT32, 1, 4),
+    pb.TENSOR_DTYPE_FLOAT16: (DType.FLOAT16, 1, 2),
+    pb.TENSOR_DTYPE_BFLOAT16: (DType.BFLOAT16, 1, 2),
+    pb.TENSOR_DTYPE_Q8_0: (DType.Q8_0, 32, 34),
+}
+"""For each type on the wire, values in a block and bytes they take."""
+
+
+def terms_to_envelope(value: SessionTerms) -> pb.Envelope:
+    """The envelope of a message that opens a session; the hops travel beside it."""
+    layers = value.hops[0].layers
+    return pb.Envelope(
+        schema_version=pb.SchemaVersion(number=SCHEMA_VERSION),
+        route_session_id=value.key.session_id,
+        route_epoch=value.key.route_epoch,
+        fingerprint=fingerprint_to_proto(value.fingerprint),
+        layers=layers_to_proto(layers),
+        effective_start_layer=layers.start,
+        deadline_unix_nanos=value.deadline_unix_nanos,
+    )
+
+
+def terms_from_envelope(envelope: pb.Envelope, hops: Iterable[pb.Hop]) -> SessionTerms:
+    """Terms of a session; where the envelope states the receiver's layers, the hops must agree."""
+    require(envelope, "fingerprint")
+    terms = SessionTerms(
+        key=key_from_envelope(envelope),
+        fingerprint=fingerprint_from_proto(envelope.fingerprint),
+        hops=tuple(hop_from_proto(hop) for hop in hops),
+        deadline_unix_nanos=envelope.deadline_unix_nanos,
+    )
+    if terms.deadline_unix_nanos < 0:
+        raise MalformedFrameError("deadline_unix_nanos", f"{terms.deadline_unix_nanos} is negative")
+    if envelope.HasField("layers"):
+        _check_first_hop(envelope, terms)
+    return terms
+
+
+def _check_first_hop(envelope: pb.Envelope, terms: SessionTerms) -> None:
+    stated, used = envelope.layers, terms.hops[0].layers
+    start = stated.start
+    if envelope.HasField("effective_start_layer"):
+        start = envelope.effective_start_layer
+    if start < stated.start or (start, stated.end) != (used.start, used.end):
+        raise MalformedFrameError(
+            "layers",
+            f"from {start} of [{stated.start}, {stated.end}), but the first hop says {used}",
+        )
+
+
+def generate_to_proto(value: Generate) -> pb.Generate:
+    """See :class:`Generate`."""
+    return pb.Generate(
+        handle=value.handle,
+        envelope=terms_to_envelope(value.terms),
+        hops=[hop_to_proto(hop) for hop in value.terms.hops],
+        spec=spec_to_proto(value.spec),
+        token_credits=value.token_credits,
+    )
+
+
+def generate_from_proto(message: pb.Generate) -> Generate:
+    """See :class:`Generate`."""
+    require(message, "envelope")
+    require(message, "spec")
+    return Generate(
+        handle=message.handle,
+        terms=terms_from_envelope(message.envelope, message.hops),
+        spec=spec_from_proto(message.spec),
+        token_credits=message.token_credits,
+    )
+
+
+def open_to_proto(value: OpenSession) -> pb.OpenSession:
+    """See :class:`OpenSession`."""
+    return pb.OpenSession(
+        handle=value.handle,
+        envelope=terms_to_envelope(value.terms),
+        hops=[hop_to_proto(hop) for hop in value.terms.hops],
+        sampling=sampling_to_proto(value.sampling),
+        history=value.history,
+        flow=flow_to_proto(value.flow),
+    )
+
+
+def open_from_proto(message: pb.OpenSession) -> OpenSession:
+    """See :class:`OpenSession`."""
+    require(message, "envelope")
+    return OpenSession(
+        handle=message.handle,
+        terms=terms_from_envelope(message.envelope, message.hops),
+        sampling=sampling_from_proto(message.sampling),
+        history=tuple(message.history),
+        flow=flow_from_proto(message.flow),
+    )
+
+
+def chunk_to_proto(value: ChunkInfo) -> pb.ChunkInfo:
+    """See :class:`ChunkInfo`."""
+    return pb.ChunkInfo(
+        index=value.index,
+        count=value.count,
+        token_count=value.token_count,
+        total_tokens=value.total_tokens,
+    )
+
+
+def chunk_from_proto(message: pb.ChunkInfo) -> ChunkInfo:
+    """See :class:`ChunkInfo`."""
+    if message.index >= message.count:
+        raise MalformedFrameError("chunk.index", f"{message.index} of {message.count} chunks")
+    if not 1 <= message.token_count <= MAX_CHUNK_TOKENS:
+        raise MalformedFrameError(
+            "chunk.token_count", f"{message.token_count} isn't 1 to {MAX_CHUNK_TOKENS}"
+        )
+    if message.total_tokens < message.token_count:
+        raise MalformedFrameError(
+            "chunk.total_tokens", f"{message.total_tokens} are fewer than the chunk's tokens"
+        )
+    return ChunkInfo(message.index, message.count, message.token_count, message.total_tokens)
+
+
+def write_prefill(message: pb.PrefillChunk, value: PrefillChunk, compression: Compression) -> None:
+    """Fill an empty message in place, so that the tensors are copied once."""
+    message.handle = value.handle
+    message.chunk.CopyFrom(chunk_to_proto(value.chunk))
+    checksum = write_bundle(message.bundle, value.boundary, compression)
+    message.envelope.CopyFrom(
+        pb.Envelope(
+            schema_version=pb.SchemaVersion(number=SCHEMA_VERSION),
+            route_session_id=value.key.session_id,
+            route_epoch=value.key.route_epoch,
+            phase=pb.PHASE_PREFILL,
+            position=value.position,
+            idempotency_step=value.step,
+            cache_expectation=expectation_to_proto(value.expectation),
+            compression=COMPRESSION_TO_PROTO[compression],
+            checksum=checksum,
+        )
+    )
+
+
+def prefill_from_proto(message: pb.PrefillChunk, max_bytes: int) -> PrefillChunk:
+    """See :class:`PrefillChunk`; takes no more than ``max_bytes`` for the tensors' data."""
+    for field in ("envelope", "chunk", "bundle"):
+        require(message, field)
+    envelope = message.envelope
+    require(envelope, "cache_expectation")
+    if envelope.phase != pb.PHASE_PREFILL:
+        raise MalformedFrameError("envelope.phase", "a prefill chunk must say prefill")
+    chunk = chunk_from_proto(message.chunk)
+    compression = compression_from_proto(envelope.compression)
+    boundary = decode_bundle(message.bundle, max_bytes=max_bytes, compression=compression)
+    if payload_checksum(boundary, message.bundle) != envelope.checksum:
+        raise MalformedFrameError("envelope.checksum", "the tensors have another sum")
+    if boundary.rows != chunk.token_count:
+        raise MalformedFrameError(
+            "chunk.token_count", f"{chunk.token_count}, but the boundary has {boundary.rows} rows"
+        )
+    return PrefillChunk(
+        handle=message.handle,
+        key=key_from_envelope(envelope),
+        chunk=chunk,
+        position=envelope.position,
+        step=envelope.idempotency_step,
+        expectation=expectation_from_proto(envelope.cache_expectation),
+        boundary=boundary,
+    )
+
+
+def write_decode(message: pb.DecodeFrame, value: DecodeFrame) -> None:
+    """Fill an empty message in place; each step's tensor must be a residual of one row."""
+    if not value.steps:
+        raise InvalidArgumentError("steps", "a decode frame holds at least one step")
+    add = message.steps.add
+    for step in value.steps:
+        tensor = step.tensor
+        shape = tensor.shape
+        if tensor.name != RESIDUAL or len(shape) != 2 or shape[0] != 1 or not shape[1]:
+            raise InvalidArgumentError(
+                "tensor", f"{tensor.name} of shape {shape} isn't a {RESIDUAL} of shape (1, width)"
+            )
+        data = as_bytes(tensor.data)
+        add(
+            handle=step.handle,
+            position=step.position,
+            idempotency_step=step.step,
+            expected_past_len=step.position,
+            checksum=crc32c(data),
+            data=data,
+            dtype=_DECODE_DTYPES[tensor.dtype],
+        )
+
+
+def decode_frame_from_proto(message: pb.DecodeFrame) -> DecodeFrame:
+    """See :class:`DecodeFrame`."""
+    if not message.steps:
+        raise MalformedFrameError("decode.steps", "none are there")
+    return DecodeFrame(tuple([_decode_step_from_proto(step) for step in message.steps]))
+
+
+def _decode_step_from_proto(message: pb.DecodeStep) -> DecodeStep:
+    data = message.data
+    if crc32c(data) != message.checksum:
+        raise MalformedFrameError("decode.checksum", "the data has another sum")
+    position = message.position
+    if message.expected_past_len != position:
+        raise MalformedFrameError(
+            "decode.expected_past_len", f"{message.expected_past_len} isn't position {position}"
+        )
+    if message.dtype not in _DECODE_BLOCKS:
+        raise MalformedFrameError("decode.dtype", f"no known element type: {message.dtype}")
+    dtype, block_values, block_bytes = _DECODE_BLOCKS[message.dtype]
+    blocks, rest = divmod(len(data), block_bytes)
+    if rest or not blocks:
+        raise MalformedFrameError("decode.data", f"{len(data)} bytes are no row of {dtype.value}")
+    tensor = EngineTensor(RESIDUAL, dtype, (1, blocks * block_values), data)
+    return DecodeStep(message.handle, position, message.idempotency_step, tensor)
