@@ -8,12 +8,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
 from meshnet.model.demo import demo_model, gemma_model
 
 LEAK_SECONDS = 3.0
+
+# On a busy machine an example may take any time; how long a test may take is bounded as a whole.
+hypothesis.settings.register_profile("meshnet", deadline=None)
+hypothesis.settings.load_profile("meshnet")
 
 
 @pytest.fixture(scope="session")

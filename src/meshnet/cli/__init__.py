@@ -1,1 +1,9 @@
 """The ``meshnet`` command: arguments and environment in, terminal out."""
+
+from __future__ import annotations
+
+import os
+
+# gRPC reads this when it is first imported, and offers no other way to keep its own log lines,
+# about connections whose end Meshnet reports itself, off the terminal.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

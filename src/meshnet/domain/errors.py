@@ -197,7 +197,7 @@ class InternalError(NodeError):
 
 
 _BY_CODE: dict[StatusCode, type[MeshnetError]] = {
-    StatusCode.INVALID_ARGUMENT: InputError,
+    StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
     StatusCode.MODEL_FILE_INVALID: ModelFileError,
     StatusCode.MODEL_UNSUPPORTED: ModelUnsupportedError,
     StatusCode.MODEL_NOT_FOUND: ModelNotFoundError,
