@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from meshnet.domain.errors import InvalidArgumentError
+from meshnet.domain.errors import InvalidArgumentError, LayerRangeError, MeshnetError
 from meshnet.domain.ids import Address
 from meshnet.domain.layers import require_chain
 from meshnet.domain.nodes import Capability, HealthReport, Hop
@@ -14,6 +15,10 @@ from meshnet.domain.recipe import Fingerprint
 from meshnet.transport.channel import ChannelPool
 
 ASK_SECONDS = 10.0
+HEALTH_SECONDS = 15.0
+"""Longer than a node's probe step may take."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,8 @@ async def find_chain(channels: ChannelPool, addresses: Sequence[Address]) -> Cha
     """
     if len(addresses) == 1:
         return assemble_chain(await _follow(channels, addresses[0]))
-    capabilities = await asyncio.gather(
-        *(channels.peer(address).capability(ASK_SECONDS) for address in addresses)
+    capabilities = await _all(
+        channels.peer(address).capability(ASK_SECONDS) for address in addresses
     )
     return assemble_chain(list(zip(addresses, capabilities, strict=True)))
 
@@ -68,19 +73,41 @@ async def ask_health(
     channels: ChannelPool, chain: Chain
 ) -> tuple[tuple[Capability, HealthReport], ...]:
     """What each node of the chain says of itself now."""
-    return tuple(await asyncio.gather(*(_ask(channels, hop.address) for hop in chain.hops)))
+    return tuple(await _all(_ask(channels, hop.address) for hop in chain.hops))
 
 
 async def _ask(channels: ChannelPool, address: Address) -> tuple[Capability, HealthReport]:
     peer = channels.peer(address)
-    return await asyncio.gather(peer.capability(ASK_SECONDS), peer.health(ASK_SECONDS + 5))
+    # One after the other: a node that isn't there is known at once.
+    capability = await peer.capability(ASK_SECONDS)
+    return capability, await peer.health(HEALTH_SECONDS)
+
+
+async def _all(asked: Iterable[Coroutine[object, object, T]]) -> list[T]:
+    """All answers; the first error ends the other questions and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(question) for question in asked]
+    except ExceptionGroup as errors:
+        first = errors.exceptions[0]
+        if not isinstance(first, MeshnetError):
+            raise
+        raise first from None
+    return [task.result() for task in tasks]
 
 
 async def _follow(channels: ChannelPool, head: Address) -> list[tuple[Address, Capability]]:
     found: list[tuple[Address, Capability]] = []
-    address: Address | None = head
-    while address is not None and address not in [seen for seen, _ in found]:
+    address = head
+    while address not in [seen for seen, _ in found]:
         capability = await channels.peer(address).capability(ASK_SECONDS)
         found.append((address, capability))
-        address = None if capability.is_tail else capability.next_address
-    return found
+        if capability.is_tail:
+            return found
+        if capability.next_address is None:
+            raise LayerRangeError(
+                f"node {capability.node_id} holds layers {capability.layers} and doesn't know who "
+                f"holds the next ones; start it with the next node's address, or name every node"
+            )
+        address = capability.next_address
+    raise LayerRangeError(f"the nodes' next addresses lead back to {address}")

@@ -7,6 +7,7 @@ a reader who leaves early cancels the work on every node.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
@@ -14,7 +15,9 @@ from meshnet.domain.errors import (
     ContextLengthError,
     DeadlineExceededError,
     MeshnetError,
+    NodeError,
     NodeLostError,
+    NodeUnreachableError,
     error_from,
 )
 from meshnet.domain.frames import (
@@ -30,7 +33,7 @@ from meshnet.domain.frames import (
 )
 from meshnet.domain.generation import FinishReason, GenerationSpec
 from meshnet.domain.ids import new_route_session_id
-from meshnet.domain.nodes import Capability, HealthReport, HopTimings
+from meshnet.domain.nodes import Capability, HealthReport, Hop, HopTimings
 from meshnet.engine.tokenizer import Tokenizer
 from meshnet.session.chain import Chain, ask_health
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
@@ -106,17 +109,28 @@ class ChainModel:
         """See :class:`~meshnet.session.service.ModelService`."""
         started = time.perf_counter()
         spec = self._spec(request)
-        channel = await self._channels.channel(self._chain.head.address, OPEN_SECONDS)
-        inbox = _Inbox(channel)
+        terms = self._terms(request)
+        inbox = _Inbox(await self._channel(request.timeout_seconds), self._chain.head)
         try:
-            channel.send(
-                Generate(inbox.handle, self._terms(request), spec, token_credits=TOKEN_CREDITS)
-            )
+            inbox.send(Generate(inbox.handle, terms, spec, token_credits=TOKEN_CREDITS))
             reader = _Reader(self._tokenizer, request, started)
-            async for event in reader.events(inbox):
-                yield event
+            async with contextlib.aclosing(reader.events(inbox)) as events:
+                async for event in events:
+                    yield event
         finally:
             inbox.leave()
+
+    async def _channel(self, timeout_seconds: float) -> SeamChannel:
+        head = self._chain.head
+        timeout = min(OPEN_SECONDS, timeout_seconds)
+        try:
+            return await self._channels.channel(head.address, timeout)
+        except NodeError as error:
+            raise NodeUnreachableError(
+                f"can't reach node {head}: {error.message}",
+                node=head.node_id,
+                layers=str(head.layers),
+            ) from error
 
     def _spec(self, request: TextRequest) -> GenerationSpec:
         room = self.context_length - len(request.prompt)
@@ -145,8 +159,9 @@ class ChainModel:
 class _Inbox:
     """The generation's ear on the head's channel."""
 
-    def __init__(self, channel: SeamChannel) -> None:
+    def __init__(self, channel: SeamChannel, head: Hop) -> None:
         self._channel = channel
+        self._head = head
         self._replies: asyncio.Queue[SeamReply | MeshnetError] = asyncio.Queue()
         self._over = False
         self.handle = channel.attach(self)
@@ -167,22 +182,33 @@ class _Inbox:
             raise DeadlineExceededError("the head said nothing until past the deadline") from None
         if isinstance(reply, MeshnetError):
             self._over = True
-            raise NodeLostError(f"lost the head node: {reply.message}") from reply
+            raise self._lost(reply) from reply
         if isinstance(reply, SessionFailed):
             self._over = True
             raise error_from(reply.status)
         self._over = isinstance(reply, GenerationDone)
         return reply
 
-    def grant(self, tokens: int) -> None:
-        """Let the head go on."""
-        self._channel.send(GrantTokens(self.handle, tokens))
+    def send(self, request: Generate | GrantTokens) -> None:
+        """Send to the head; raises ``NodeLostError`` once it is gone."""
+        try:
+            self._channel.send(request)
+        except NodeError as error:
+            raise self._lost(error) from error
 
     def leave(self) -> None:
         """Stop listening; a generation that still runs is cancelled."""
         self._channel.detach(self.handle)
-        if not self._over and self._channel.broken is None:
-            self._channel.send(Cancel(self.handle, "the reader has left"))
+        if not self._over:
+            # A head that is gone has nothing left to cancel.
+            with contextlib.suppress(NodeError):
+                self._channel.send(Cancel(self.handle, "the reader has left"))
+
+    def _lost(self, error: MeshnetError) -> NodeLostError:
+        head = self._head
+        return NodeLostError(
+            f"lost node {head}: {error.message}", node=head.node_id, layers=str(head.layers)
+        )
 
 
 class _Reader:
@@ -205,7 +231,7 @@ class _Reader:
                     yield self._summary(FinishReason.STOP, ())
                     return
                 if self._tokens % GRANT_AFTER == 0:
-                    inbox.grant(GRANT_AFTER)
+                    inbox.send(GrantTokens(inbox.handle, GRANT_AFTER))
             elif isinstance(reply, GenerationDone):
                 rest = self._text.finish()
                 if rest:

@@ -21,8 +21,8 @@ class RenderLimits:
     value_bytes: int = 1 << 25
     """Size of any one value."""
     work_bytes: int = 1 << 28
-    """Size of all values made while rendering; an item of a loop counts as 64."""
-    seconds: float = 2.0
+    """Size of all values made while rendering; an item of a loop counts as 16."""
+    seconds: float = 10.0
 
 
 class Meter:
@@ -41,13 +41,22 @@ class Meter:
                 f"the chat template was stopped: it ran for more than {self._limits.seconds:g} s"
             )
 
+    def require(self, size: int) -> None:
+        """Check the size of one value."""
+        if size > self._limits.value_bytes:
+            raise TemplateError(
+                f"the chat template was stopped: it uses a value of more than "
+                f"{self._limits.value_bytes} bytes"
+            )
+
     def spend(self, size: int) -> None:
         """Count a value of ``size`` bytes that is made, and check the time."""
+        self.require(size)
         self._left -= size
-        if size > self._limits.value_bytes or self._left < 0:
+        if self._left < 0:
             raise TemplateError(
                 f"the chat template was stopped: it makes values of more than "
-                f"{self._limits.value_bytes} bytes, or of {self._limits.work_bytes} in all"
+                f"{self._limits.work_bytes} bytes in all"
             )
         self.step()
 

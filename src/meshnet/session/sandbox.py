@@ -13,7 +13,8 @@ reports to a :class:`Meter` here, before it does so where the result can be larg
 - filters and methods are an allow-list. What is missing from jinja2's filters either makes text or
   lists of any size from a number, or isn't used by chat templates.
 
-What stays unbounded is one operation on values that are within bounds, some 0.1 s.
+What these leave unbounded is the time of a single operation on values within their bounds, which
+is less than a second, and of the compilation, which the limit of the source bounds to a few.
 """
 
 from __future__ import annotations
@@ -28,21 +29,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from jinja2 import nodes, pass_context, pass_eval_context
-from jinja2.ext import Extension
 from jinja2.filters import FILTERS
-from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS
-from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
 from meshnet.domain.errors import TemplateError
+from meshnet.session.instrument import (
+    LOOP,
+    MADE,
+    TEXT,
+    USED,
+    GenerationTag,
+    Instrumented,
+)
 from meshnet.session.meter import Meter, RenderLimits
 
-_ITEM_BYTES: Final = 64
+_ITEM_BYTES: Final = 16
+_STRING_BYTES: Final = 64
 _MAX_BITS: Final = 4096
 _MAX_WIDTH: Final = 64
+_SCALARS: Final = (str, int, float, types.NoneType)
 _LARGE_NUMBER: Final = re.compile(r"\d{4}")
 _PERCENT_WIDTH: Final = re.compile(r"%[^A-Za-z%]*(?:\*|\d{4})")
 
@@ -57,7 +65,7 @@ _FILTERS: Final = _names(
     "upper"
 )
 _SHALLOW_FILTERS: Final = _names(
-    "count d default first items last length list map reject rejectattr reverse select selectattr"
+    "count d default first items last length list map reject rejectattr select selectattr"
 )
 _SHALLOW_TESTS: Final = _names(
     "boolean callable defined false float integer iterable mapping none number sequence string "
@@ -110,7 +118,12 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             name: self._guarded(function, deep=name not in _SHALLOW_FILTERS, whole=name in _WHOLE)
             for name, function in kept.items()
         }
-        self.filters |= {_LOOP: self.iterate, _MADE: self._made, _USED: self._used}
+        self.filters |= {
+            LOOP: self.iterate,
+            MADE: self._made,
+            TEXT: self._text,
+            USED: self._used,
+        }
         tests: Mapping[str, Any] = TESTS
         self.tests = {
             name: self._guarded(test, deep=name not in _SHALLOW_TESTS)
@@ -120,24 +133,30 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
     def compile_template(self, source: str, filename: str) -> types.CodeType:
         """Compile ``source`` so that it reports to the meter of the environment it runs in."""
-        tree = _Instrumented().visit(self.parse(source))
+        tree = Instrumented().visit(self.parse(source))
         return self.compile(tree, filename=filename)
 
     def iterate(self, items: Iterable[Any]) -> Iterator[Any]:
         """The same items, each reported."""
+        spend = self.meter.spend
         for item in items:
-            self.meter.spend(_ITEM_BYTES)
+            spend(_ITEM_BYTES)
             yield item
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call what a template calls: macros, globals, and the methods of the allow-list."""
-        self.meter.spend(_ITEM_BYTES)
+        self.meter.step()
         owner = getattr(function, "__self__", None)
+        if isinstance(function, Macro):
+            return super().call(context, function, *args, **kwargs)
+        if isinstance(function, LoopContext):
+            args = (self.iterate(args[0]), *args[1:])
+            return super().call(context, function, *args, **kwargs)
         if isinstance(function, types.BuiltinMethodType) or isinstance(owner, str):
             args = self._method_args(owner, function.__name__, args)
-        elif isinstance(function, LoopContext):
-            args = (self.iterate(args[0]), *args[1:])
-        elif not isinstance(function, Macro):
+            if isinstance(owner, dict) and function.__name__ == "get":
+                return super().call(context, function, *args, **kwargs)
+        else:
             # dict() hashes keys, loop.changed() compares, raise_exception() makes text of it.
             args = tuple(self._whole(value) for value in args)
             self._used((args, kwargs))
@@ -153,14 +172,16 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             self._before_multiplying(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _require_bits(left.bit_length() * abs(right))
-        elif operator == "+" and isinstance(left, str | list | tuple):
-            escaped = 6 if isinstance(left, Markup) or isinstance(right, Markup) else 1
-            self.meter.spend(escaped * (sys.getsizeof(left) + sys.getsizeof(right)))
+        elif operator == "+" and (isinstance(left, Markup) or isinstance(right, Markup)):
+            # Markup escapes what is added to it, which makes it up to six times as long.
+            self.meter.spend(6 * (sys.getsizeof(left) + sys.getsizeof(right)))
         return self._made(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Look up an index or a key."""
-        return super().getitem(obj, self._used(argument))
+        if isinstance(argument, tuple):
+            self._used(argument)
+        return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """``str.format`` without large widths."""
@@ -196,33 +217,43 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return list(self.iterate(value)) if isinstance(value, Iterator) else value
 
     def _used(self, value: Any) -> Any:
-        """Report a value that is compared or turned into text."""
-        if isinstance(value, str | int | float | None):
-            self.meter.step()
-        else:
-            self.meter.spend(self.meter.measure(value))
+        """Report a value that is compared, hashed or turned into text."""
+        self.meter.step()
+        if not isinstance(value, _SCALARS):
+            self.meter.require(self.meter.measure(value))
+        return value
+
+    def _text(self, value: Any) -> Any:
+        """Report a value whose text becomes a part of a new text."""
+        self.meter.spend(self.meter.measure(value))
         return value
 
     def _made(self, value: Any) -> Any:
         """Report a new value."""
-        if isinstance(value, Iterator):
-            return self.iterate(value)
         if isinstance(value, int):
             _require_bits(value.bit_length())
         self.meter.spend(sys.getsizeof(value))
-        return value
+        return self._lazy(value)
+
+    def _lazy(self, value: Any) -> Any:
+        """Have an iterator's items reported as they are made."""
+        return self.iterate(value) if isinstance(value, Iterator) else value
 
     def _guarded(
         self, function: Callable[..., Any], *, deep: bool, whole: bool = False
     ) -> Callable[..., Any]:
         first = 1 if hasattr(function, "jinja_pass_arg") else 0
+        finish = self._made if deep else self._lazy
 
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if whole:
                 args = (*args[:first], self._whole(args[first]), *args[first + 1 :])
-            self._used((args[first if deep else first + 1 :], kwargs))
-            return self._made(function(*args, **kwargs))
+            for value in args[first if deep else first + 1 :]:
+                self._used(value)
+            if kwargs:
+                self._used(kwargs)
+            return finish(function(*args, **kwargs))
 
         return guarded
 
@@ -236,13 +267,13 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             if name == "join" and args:
                 args = (list(self.iterate(args[0])), *args[1:])
-                self.meter.spend(len(args[0]) * sys.getsizeof(owner))
+                self.meter.spend(len(args[0]) * _content_bytes(owner))
             elif name == "replace" and len(args) > 1:
-                self.meter.spend(owner.count(args[0]) * sys.getsizeof(args[1]))
+                self.meter.spend(owner.count(args[0]) * _content_bytes(args[1]))
             elif "split" in name:
                 separator = args[0] if args and isinstance(args[0], str) else ""
                 parts = owner.count(separator) if separator else len(owner) // 4
-                self.meter.spend(parts * _ITEM_BYTES)
+                self.meter.spend(parts * _STRING_BYTES)
         self._used(args)
         return args
 
@@ -251,9 +282,11 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             _require_bits(left.bit_length() + right.bit_length())
         for many, count in ((left, right), (right, left)):
             if isinstance(many, str | list | tuple) and isinstance(count, int):
-                self.meter.spend(sys.getsizeof(many) * max(count, 0))
+                self.meter.spend(_content_bytes(many) * max(count, 0))
 
     def _list(self, value: Iterable[Any]) -> list[Any]:
+        if isinstance(value, str):
+            self.meter.spend(len(value) * _STRING_BYTES)
         return list(self.iterate(value))
 
     @pass_eval_context
@@ -261,13 +294,13 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self, context: nodes.EvalContext, value: Iterable[Any], d: Any = "", attribute: Any = None
     ) -> str:
         items = list(self.iterate(value))
-        self.meter.spend(self.meter.measure(items) + len(items) * sys.getsizeof(d))
+        self.meter.spend(self.meter.measure(items) + len(items) * _content_bytes(str(d)))
         joined: str = FILTERS["join"](context, items, d, attribute)
         return joined
 
     def _replace(self, value: Any, old: Any, new: Any, count: int | None = None) -> str:
         text, old, new = str(value), str(old), str(new)
-        self.meter.spend(text.count(old) * sys.getsizeof(new))
+        self.meter.spend(text.count(old) * _content_bytes(new))
         return text.replace(old, new, -1 if count is None else count)
 
     def _indent(
@@ -284,65 +317,9 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return indented
 
 
-_LOOP: Final = "every item"
-_MADE: Final = "new value"
-_USED: Final = "used value"
-"""Filters put in by :class:`_Instrumented`; no template can spell a name with a blank."""
-
-
-class _Instrumented(NodeTransformer):
-    """Makes a template's tree report what an environment can't intercept by itself."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        node.iter = _filtered(node.iter, _LOOP)
-        return node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        node.expr = _filtered(node.expr, _USED)
-        for operand in node.ops:
-            operand.expr = _filtered(operand.expr, _USED)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        node.nodes = [_filtered(_filtered(part, _USED), _MADE) for part in node.nodes]
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(node, _MADE) if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(node, _MADE)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        for pair in node.items:
-            pair.key = _filtered(pair.key, _USED)
-        return _filtered(node, _MADE)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(node, _MADE) if node.ctx == "load" else node
-
-
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-
-
-class GenerationTag(Extension):
-    """``{% generation %}``, by which templates mark the model's own turns; it changes nothing."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The body, in a scope of its own."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+def _content_bytes(value: Any) -> int:
+    """Bytes that a text or a list takes beyond those of an empty one."""
+    return sys.getsizeof(value) - sys.getsizeof(type(value)())
 
 
 def _to_json(

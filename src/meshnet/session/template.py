@@ -83,11 +83,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None,
         extra: Mapping[str, object],
     ) -> str:
+        code = self._code
         environment = MeteredEnvironment(self._limits)
         functions = {"raise_exception": _raise_exception, "strftime_now": self._strftime_now}
-        template = jinja2.Template.from_code(
-            environment, self._code, environment.globals | functions
-        )
+        names = environment.globals | functions
+        template = jinja2.Template.from_code(environment, code, names)
         variables = {
             **self._special,
             "documents": None,
@@ -133,7 +133,7 @@ class ChatTemplate:
         content = message.get("content")
         if isinstance(content, list) and not self._reads_parts:
             return {"content": "\n".join(part["text"] for part in content)}
-        if isinstance(content, str) and self._reads_parts and not self._reads_text:
+        if isinstance(content, str) and not self._reads_text and self._reads_parts:
             return {"content": [{"type": "text", "text": content}]}
         return {}
 

@@ -43,9 +43,8 @@ class TextStream:
         return self._advance(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """Give out what was held back, since no token follows."""
-        text = self._advance(self._decoder.decode(b"", final=True)) + self._held
-        self._held = ""
+        """Give out what was held back, since no token follows; half a character is left out."""
+        text, self._held = self._held, ""
         return text
 
     def _advance(self, decoded: str) -> str:
