@@ -35,6 +35,7 @@ check: models ## Exactly what CI runs: format, lint, types, imports, generated c
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/buf lint proto
 	$(BIN)/python scripts/generate_protos.py --check
 	$(MAKE) test
 	$(BIN)/python -m pytest -q -m "model or slow"

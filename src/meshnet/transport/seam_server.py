@@ -27,6 +27,7 @@ from meshnet.transport.failures import reported
 from meshnet.transport.methods import SERVICE_NAME
 from meshnet.transport.options import GrpcOptions, max_frame_bytes
 from meshnet.transport.queues import FRAME_WEIGHT, Inbox, Outbox
+from meshnet.transport.standard import add_standard_services
 from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
 from meshnet.wire.convert import MERGEABLE, checked, decode_request, encode_reply, parse
 from meshnet.wire.convert_nodes import capability_to_proto, health_to_proto
@@ -71,6 +72,7 @@ class GrpcNodeServer:
             options=self._options.server_arguments(max_frame_bytes(self._flow))
         )
         server.add_generic_rpc_handlers((self._handlers(),))
+        add_standard_services(server, self._service)
         try:
             port = server.add_insecure_port(format_address(self._host, self._port))
         except RuntimeError as error:
