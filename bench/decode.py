@@ -10,23 +10,32 @@ less all engines' time, divided by the hops.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 
-from bench.setup import Run, Unsplit, arguments, chain_of, generate, median, model_path, table
+from bench.setup import (
+    Run,
+    Unsplit,
+    arguments,
+    chain_of,
+    generate,
+    median,
+    model_path,
+    run,
+    table,
+)
 from bench.setup import prompt_tokens as random_prompt
 
 SHORT, LONG, TOKENS = 16, 512, 64
 CHAINS = (1, 2, 3)
 
 
-def outside_engine_ms(run: Run, nodes: int) -> float:
+def outside_engine_ms(made: Run, nodes: int) -> float:
     """Milliseconds a token and hop that no engine accounts for."""
-    if run.summary is None:
+    if made.summary is None:
         raise ValueError("only a chain's run knows its engines' time")
-    steps = len(run.tokens) - 1
-    engines = sum(hop.decode_engine_nanos for hop in run.summary.timings) / 1e6
-    return (run.rest * 1e3 - engines) / steps / nodes
+    steps = len(made.tokens) - 1
+    engines = sum(hop.decode_engine_nanos for hop in made.summary.timings) / 1e6
+    return (made.rest * 1e3 - engines) / steps / nodes
 
 
 async def main() -> None:
@@ -48,11 +57,11 @@ async def main() -> None:
             rates[0].append(unsplit.generate(short, TOKENS).decode_rate)
             firsts[0].append(unsplit.generate(long, 1).first)
             for nodes, model in chains.items():
-                run = await generate(model, short, TOKENS)
-                if run.tokens != expected:
+                made = await generate(model, short, TOKENS)
+                if made.tokens != expected:
                     raise SystemExit(f"{nodes} nodes gave other tokens than the unsplit model")
-                rates.setdefault(nodes, []).append(run.decode_rate)
-                outside.setdefault(nodes, []).append(outside_engine_ms(run, nodes))
+                rates.setdefault(nodes, []).append(made.decode_rate)
+                outside.setdefault(nodes, []).append(outside_engine_ms(made, nodes))
                 firsts.setdefault(nodes, []).append((await generate(model, long, 1)).first)
     unsplit.close()
     print(f"{path.name}, {options.threads} thread(s) each, median of {options.runs}\n")
@@ -77,4 +86,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

@@ -8,11 +8,10 @@ slice's size, its KV cache, and the goal: slice + cache + 150 MiB.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
-from bench.setup import arguments, chain_of, generate, model_path, prompt_tokens, table
+from bench.setup import arguments, chain_of, generate, model_path, prompt_tokens, run, table
 from meshnet.cli.settings import Settings
 from meshnet.domain.layers import even_ranges
 from meshnet.model.cache import SliceCache
@@ -57,4 +56,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
+import uvloop
 
 from meshnet.cli.local import LocalModel, cut_model, local_nodes, node_config, served_model
 from meshnet.cli.options import NodeOptions
@@ -158,6 +160,12 @@ async def generate(model: ChainModel, prompt: Sequence[int], count: int) -> Run:
         raise RuntimeError("the generation had no end")
     first = summary.seconds_to_first_token
     return Run(first, summary.seconds - first, tuple(tokens), summary)
+
+
+def run(work: Coroutine[object, object, None]) -> None:
+    """Run a measurement on the event loop that the commands use."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
 
 
 def median(values: Sequence[float]) -> float:

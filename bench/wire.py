@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from bench.setup import GREEDY, table
+from bench.setup import GREEDY, run, table
 from meshnet.cli.local import local_nodes
 from meshnet.domain.frames import ChunkInfo, DecodeFrame, DecodeStep, PrefillChunk, SessionKey
 from meshnet.domain.ids import NodeId, new_route_session_id
@@ -117,4 +117,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

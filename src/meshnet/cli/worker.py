@@ -12,6 +12,8 @@ import signal
 import sys
 import threading
 
+import uvloop
+
 from meshnet.domain.errors import MeshnetError, status_of
 from meshnet.node.config import NodeConfig
 from meshnet.node.worker import STOP_SECONDS, WorkerEvent, run_worker
@@ -21,7 +23,8 @@ def main() -> None:
     """Serve until standard input ends, or SIGTERM."""
     # A terminal sends Ctrl-C to the whole group; the supervisor decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    served = asyncio.run(_serve())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        served = runner.run(_serve())
     # Without waiting for the engine's thread: a step that runs would delay the end.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -32,6 +32,20 @@ class SessionKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Unknown:
+    """Fields of a newer peer's message, and of its envelope, that this version doesn't know.
+
+    They are kept as they came and travel on with what the frame becomes on the next seam.
+    """
+
+    message: bytes = b""
+    envelope: bytes = b""
+
+
+NOTHING_UNKNOWN = Unknown()
+
+
+@dataclass(frozen=True, slots=True)
 class SessionTerms:
     """What a node needs to know before a session's first step."""
 
@@ -68,6 +82,7 @@ class OpenSession:
     history: tuple[int, ...]
     """The prompt's last tokens, as many as the penalties look at; the tail continues them."""
     flow: FlowControl
+    unknown: Unknown = NOTHING_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +113,21 @@ class PrefillChunk:
     """The session's idempotency step: 0, 1, 2, ... over prefill chunks and decode steps alike."""
     expectation: CacheExpectation
     boundary: BoundaryBundle
+    unknown: Unknown = NOTHING_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Node to next node: the boundary of one token. Its cache must hold ``position`` positions."""
+    """Node to next node: the boundary of one token."""
 
     handle: int
     position: int
     step: int
     tensor: EngineTensor
     """The residual, shape ``(1, n_embd)``."""
+    expected_past_len: int | None = None
+    """Positions the cache must hold; None means as many as come before this one."""
+    unknown: Unknown = NOTHING_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +188,7 @@ class TokenReply:
     handle: int
     step: int
     token: GeneratedToken
+    unknown: Unknown = NOTHING_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,8 @@ class EngineCapabilities:
     """Size of the vocabulary; 0 on an engine that doesn't sample."""
     limits: EngineLimits
     dtypes: tuple[DType, ...] = (DType.FLOAT32,)
-    exact_step_tokens: int = 1
-    """Up to this many rows in one step equal single steps bit for bit."""
+    exact_decode_rows: int = 1
+    """Up to this many sessions' rows in one step equal each alone bit for bit."""
     supports_mtp: bool = False
 
     @property
@@ -150,6 +150,8 @@ class StepRequest:
     def __post_init__(self) -> None:
         if bool(self.token_ids) == (self.input is not None):
             raise InvalidArgumentError("input", "give exactly one of token ids and input")
+        if self.rows < 1:
+            raise InvalidArgumentError("input", "it has no rows; a step computes at least one")
         if self.position < 0:
             raise InvalidArgumentError("position", f"{self.position} is negative")
         if self.expectation.expected_past_len != self.position:
@@ -190,7 +192,12 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step. An OK result has an output; a failed one left the cache as it was."""
+    """What came of a step. An OK result has an output.
+
+    A refused step left the cache as it was, but for what a ``TRUNCATE`` drops. A step that failed
+    in the engine itself (``EngineError``) may have cost its session the cache: its next step
+    misses.
+    """
 
     status: StructuredStatus
     output: BoundaryBundle | TokenOutput | None = None

@@ -8,13 +8,14 @@ and the request that loads it; limits must allow two sessions of 64 positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from meshnet.domain.frames import SessionKey
 from meshnet.domain.ids import RouteSessionId
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, LifecycleState
+from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.status import StatusCode
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
 from meshnet.engine.base import (
@@ -25,6 +26,7 @@ from meshnet.engine.base import (
     ShardEngine,
     StepRequest,
     StepResult,
+    TokenChoice,
     TokenOutput,
 )
 
@@ -266,10 +268,12 @@ def errors_leave_it_working(make: MakeEngine) -> None:
         bench.decode(key("ghost"), 3),
         bench.prefill(key("long"), bench.capabilities.limits.context_length + 1),
         _wrong_kind(bench, key("kind")),
+        *_wrong_values(bench, key("values")),
     )
     for number, request in enumerate(refusals):
         (result,) = bench.engine.execute([request])
         _require(not result.status.ok, f"a bad request was accepted: {request}")
+        _require(bench.engine.metrics().open_sessions == 0, f"it holds a place: {request}")
         name = key(f"after-{number}")
         _require(bench.play(name) == expected, f"after {result.status.code.value} it differs")
         bench.engine.release(name)
@@ -284,6 +288,51 @@ def sessions_are_bounded(make: MakeEngine) -> None:
     refused(bench.engine.prefill(bench.prefill(key("more"))), StatusCode.RESOURCE_EXHAUSTED)
     bench.engine.release(names[0])
     output(bench.engine.prefill(bench.prefill(key("more"))))
+
+
+def bad_choice_is_its_own(make: MakeEngine) -> None:
+    """Parameters that can't be met fail one step; its neighbours, and its cache, are as before."""
+    bench = _Bench.of(make)
+    if not bench.capabilities.is_tail:
+        return
+    expected = bench.play(key("alone"))
+    bench.engine.release(key("alone"))
+    outside = {bench.capabilities.n_vocab: 1.0}
+    choice = TokenChoice(SamplingParams(temperature=0.0, logit_bias=outside))
+    (fresh,) = bench.engine.execute([replace(bench.prefill(key("a")), choice=choice)])
+    refused(fresh, StatusCode.INVALID_ARGUMENT)
+    _require(bench.engine.metrics().open_sessions == 0, "a failed first step holds a place")
+    for name in ("a", "b"):
+        output(bench.engine.prefill(bench.prefill(key(name))))
+    bad, good = bench.engine.execute(
+        [replace(bench.decode(key("a"), PROMPT), choice=choice), bench.decode(key("b"), PROMPT)]
+    )
+    refused(bad, StatusCode.INVALID_ARGUMENT)
+    _require(output(good) == expected[1], "a neighbour's bad parameters change a session")
+    _require(bench.engine.health().state is LifecycleState.READY, "bad parameters are no failure")
+    made = output(bench.engine.decode(bench.decode(key("a"), PROMPT)))
+    _require(made == expected[1], "a step that failed changed the cache")
+
+
+def _wrong_values(bench: _Bench, name: SessionKey) -> list[StepRequest]:
+    """Token ids that don't exist, or boundaries that no shard gives."""
+    good = PrefillRequest(name, 0, CacheExpectation(CacheMode.FRESH, 0), 0, *bench.inputs(0, 2))
+    if good.input is None:
+        return [replace(good, token_ids=(1, outside)) for outside in (-1, 2**31 - 1)]
+    (tensor,) = good.input.tensors
+    width = bench.capabilities.n_embd
+    shapes = ((1, 2 * width), (2 * width, 1), (2 * width,), (2, width, 1))
+    tensors: list[tuple[EngineTensor, ...]] = [(replace(tensor, shape=shape),) for shape in shapes]
+    tensors += [
+        (EngineTensor(RESIDUAL, DType.FLOAT32, tensor.shape, value.tobytes()),)
+        for value in (np.full(tensor.shape, bad, np.float32) for bad in (np.nan, np.inf))
+    ]
+    tensors += [
+        (EngineTensor(RESIDUAL, DType.FLOAT16, tensor.shape, tensor.data[: 4 * width]),),
+        (replace(tensor, name="norm"),),
+        (tensor, replace(tensor, name="second")),
+    ]
+    return [replace(good, input=BoundaryBundle(wrong)) for wrong in tensors]
 
 
 def _wrong_kind(bench: _Bench, name: SessionKey) -> StepRequest:
@@ -313,5 +362,6 @@ CHECKS: dict[str, Callable[[MakeEngine], None]] = {
         interleaved_equals_alone,
         errors_leave_it_working,
         sessions_are_bounded,
+        bad_choice_is_its_own,
     )
 }

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshnet.domain.errors import (
+    CacheMissError,
     EngineError,
     InvalidArgumentError,
     MeshnetError,
@@ -127,7 +128,7 @@ class FixtureEngine(ShardEngine):
             n_embd=N_EMBD,
             n_vocab=ByteTokenizer().n_vocab,
             limits=limits,
-            exact_step_tokens=limits.context_length,
+            exact_decode_rows=limits.max_sessions,
         )
         return LoadResult(self._capabilities)
 
@@ -178,20 +179,16 @@ class FixtureEngine(ShardEngine):
             for old in self._ledger.superseded(request.key):
                 self.release(old)
             admission = self._ledger.admit(request)
-            if isinstance(admission, StepResult):
-                self._count(duplicates=1)
-                return replace(admission, duplicate=True)
-            fault = self._strike()
-            cache = self._caches.setdefault(admission.slot.number, _Cache())
-            cache.truncate(request.position)
-            rows = _compute(rows, request.position, capabilities, cache)
         except MeshnetError as error:
             return self._refused(request, error)
-        if fault is FaultKind.WRONG_OUTPUT:
-            rows = [tuple((value + 1) % PRIME for value in row) for row in rows]
-        output = _output(rows, request, capabilities)
-        if fault is FaultKind.MALFORMED_OUTPUT:
-            output = _malformed(capabilities)
+        if isinstance(admission, StepResult):
+            self._count(duplicates=1)
+            return replace(admission, duplicate=True)
+        try:
+            output = self._compute(rows, request, admission.slot.number)
+        except MeshnetError as error:
+            self._ledger.roll_back(request, admission)
+            return self._refused(request, error)
         past_len = request.position + len(rows)
         nanos = time.perf_counter_ns() - started
         result = StepResult(
@@ -200,6 +197,20 @@ class FixtureEngine(ShardEngine):
         self._ledger.commit(request, result)
         self._count(rows=len(rows), engine_nanos=nanos)
         return result
+
+    def _compute(
+        self, rows: list[Row], request: StepRequest, slot: int
+    ) -> BoundaryBundle | TokenOutput:
+        fault = self._strike()
+        capabilities = self.capabilities()
+        cache = self._caches.setdefault(slot, _Cache())
+        cache.truncate(request.position)
+        rows = _mixed(rows, request.position, capabilities, cache)
+        if fault is FaultKind.WRONG_OUTPUT:
+            rows = [tuple((value + 1) % PRIME for value in row) for row in rows]
+        if fault is FaultKind.MALFORMED_OUTPUT:
+            return _malformed(capabilities)
+        return _output(rows, request, capabilities)
 
     def _strike(self) -> FaultKind | None:
         """Run the step's delay and the fault that is due, if it isn't one of the output."""
@@ -224,9 +235,9 @@ class FixtureEngine(ShardEngine):
 
     def _refused(self, request: StepRequest, error: MeshnetError) -> StepResult:
         past_len = self._ledger.past_len(request.key)
-        miss = past_len != request.expectation.expected_past_len
-        self._count(cache_misses=int(miss))
-        return StepResult(status_of(error), None, CacheResult(hit=not miss, past_len=past_len))
+        self._count(cache_misses=int(isinstance(error, CacheMissError)))
+        hit = past_len == request.expectation.expected_past_len
+        return StepResult(status_of(error), None, CacheResult(hit=hit, past_len=past_len))
 
     def _count(self, **added: int) -> None:
         totals = {name: getattr(self._metrics, name) + value for name, value in added.items()}
@@ -248,19 +259,25 @@ def _rows_in(request: StepRequest, capabilities: EngineCapabilities) -> list[Row
     if capabilities.is_head:
         if request.input is not None:
             raise InvalidArgumentError("input", "a head takes token ids, not a boundary")
+        if min(request.token_ids) < 0 or max(request.token_ids) >= capabilities.n_vocab:
+            raise InvalidArgumentError("token_ids", f"ids must be 0 to {capabilities.n_vocab - 1}")
         return [
             tuple((token * 31 + i) % PRIME for i in range(N_EMBD)) for token in request.token_ids
         ]
     if request.input is None:
         raise InvalidArgumentError("token_ids", "only a head takes token ids")
     tensor = request.input.tensors[0]
+    if len(request.input.tensors) != 1 or tensor.name != RESIDUAL:
+        raise InvalidArgumentError("tensors", f"one tensor named {RESIDUAL!r} is expected")
     if tensor.dtype is not DType.FLOAT32 or tensor.shape[1:] != (N_EMBD,):
         raise InvalidArgumentError("shape", f"{tensor.shape} where (rows, {N_EMBD}) is expected")
     values = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+    if not np.isfinite(values).all():
+        raise InvalidArgumentError("input", "it has values that aren't finite numbers")
     return [tuple(int(value) for value in row) for row in values]
 
 
-def _compute(
+def _mixed(
     rows: list[Row], position: int, capabilities: EngineCapabilities, cache: _Cache
 ) -> list[Row]:
     for layer in LayerRange(capabilities.shard_start, capabilities.shard_end):

@@ -1,7 +1,8 @@
 """Which sessions an engine holds, and whether a step may run: rules every engine obeys.
 
 Pure bookkeeping: an engine asks :meth:`SessionLedger.admit` before a step and says
-:meth:`SessionLedger.commit` after it; the ledger never touches a cache itself.
+:meth:`SessionLedger.commit` after it, or :meth:`SessionLedger.roll_back` if the step failed; the
+ledger never touches a cache itself.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Admission:
     slot: CacheSlot
     truncate: bool
     """Drop positions from the request's position on before computing."""
+    opened: bool
+    """Whether the slot was taken for this step."""
 
 
 class SessionLedger:
@@ -74,7 +77,7 @@ class SessionLedger:
         return [
             held
             for held in self._slots
-            if held.session_id == key.session_id and held.route_epoch < key.route_epoch
+            if _same_name(held, key) and held.route_epoch < key.route_epoch
         ]
 
     def admit(self, request: StepRequest) -> Admission | StepResult:
@@ -84,7 +87,7 @@ class SessionLedger:
         or ``ResourceExhaustedError``; the ledger is as before then.
         """
         key = request.key
-        newest = self._epochs.get(key.session_id, key.route_epoch)
+        newest = self._newest(key)
         if key.route_epoch < newest:
             raise StaleEpochError(
                 f"session {key.session_id} is at epoch {newest}; a step of epoch "
@@ -106,9 +109,10 @@ class SessionLedger:
                 f"positions up to {request.position + request.rows} exceed the context of "
                 f"{self._context_length}"
             )
+        opened = slot is None
         if slot is None:
             slot = self._open(key)
-        return Admission(slot, truncate=request.position < slot.past_len)
+        return Admission(slot, truncate=request.position < slot.past_len, opened=opened)
 
     def commit(self, request: StepRequest, result: StepResult) -> None:
         """Record that an admitted step ran: the cache now ends after its last row."""
@@ -117,6 +121,22 @@ class SessionLedger:
         slot.results[request.idempotency_step] = result
         while len(slot.results) > REMEMBERED_STEPS:
             slot.results.popitem(last=False)
+
+    def roll_back(self, request: StepRequest, admission: Admission) -> int:
+        """Take an admitted step back that failed; returns from which position on to clear the slot.
+
+        A slot that was taken for the step is given back; another one ends before the step's rows.
+        """
+        if admission.opened:
+            self._close(request.key)
+            return 0
+        admission.slot.past_len = min(admission.slot.past_len, request.position)
+        return request.position
+
+    def release_all(self) -> None:
+        """Give all slots back, as when their caches are lost; their sessions' next steps miss."""
+        for key in list(self._slots):
+            self._close(key)
 
     def cancel(self, key: SessionKey) -> CacheSlot | None:
         """Refuse the session's further steps; returns the slot to clear, if it had one."""
@@ -130,6 +150,11 @@ class SessionLedger:
         """Forget the session; returns the slot to clear, if it had one."""
         self._cancelled.pop(key, None)
         return self._close(key)
+
+    def _newest(self, key: SessionKey) -> int:
+        """The session's newest epoch that ran; an open one counts however long ago it began."""
+        held = [open_key.route_epoch for open_key in self._slots if _same_name(open_key, key)]
+        return max([self._epochs.get(key.session_id, key.route_epoch), *held])
 
     def _open(self, key: SessionKey) -> CacheSlot:
         if not self._free:
@@ -148,6 +173,10 @@ class SessionLedger:
             self._free.append(slot.number)
             self._free.sort()
         return slot
+
+
+def _same_name(one: SessionKey, other: SessionKey) -> bool:
+    return one.session_id == other.session_id
 
 
 def _met(request: StepRequest, past_len: int | None) -> bool:

@@ -10,7 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import Address, Digest, NodeId
+from meshnet.domain.layers import LayerRange
 from meshnet.domain.nodes import FlowControl
+from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.engine.base import EngineLimits
 from meshnet.engine.fixture import Fault
 
@@ -40,7 +42,10 @@ class FixtureEngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """One node: which layers, where it listens, what it may use."""
+    """One node: which layers, where it listens, what it may use.
+
+    Raises :class:`InvalidArgumentError` or :class:`LayerRangeError` for values that can't be.
+    """
 
     node_id: NodeId
     shard_start: int
@@ -55,6 +60,13 @@ class NodeConfig:
     chunk_tokens: int = 128
 
     def __post_init__(self) -> None:
+        if not self.node_id:
+            raise InvalidArgumentError("node_id", "a node needs a name")
+        LayerRange(self.shard_start, self.shard_end).within(self.total_layers)
+        if not 1 <= self.chunk_tokens <= MAX_CHUNK_TOKENS:
+            raise InvalidArgumentError(
+                "chunk_tokens", f"{self.chunk_tokens} must be 1 to {MAX_CHUNK_TOKENS}"
+            )
         if self.flow.max_sessions > self.limits.max_sessions:
             raise InvalidArgumentError(
                 "max_sessions",

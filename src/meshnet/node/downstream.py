@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Protocol, TypeVar
 
 from meshnet.domain.errors import MeshnetError, NodeError, NodeLostError, error_from
@@ -19,6 +20,7 @@ from meshnet.domain.frames import (
     TokenReply,
 )
 from meshnet.domain.nodes import Hop, HopTimings
+from meshnet.node.credits import Credits
 from meshnet.transport.channel import SeamChannel
 
 HOP_TIMEOUT_SECONDS = 10.0
@@ -44,7 +46,7 @@ class Downstream:
         self._owner = owner
         self._channel = channel
         self._hop = hop
-        self._credits = asyncio.Semaphore(0)
+        self._credits = Credits()
         loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[SessionOpened] = loop.create_future()
         self._released: asyncio.Future[SessionReleased] = loop.create_future()
@@ -54,12 +56,11 @@ class Downstream:
         """Open the session on the next node and all behind it; raises what they raise."""
         self.send(request)
         opened = await self._within(self._opened, "accept the session")
-        for _ in range(opened.flow.strictest(request.flow).chunk_credits):
-            self._credits.release()
+        self._credits.add(opened.flow.strictest(request.flow).chunk_credits)
 
     async def take_credit(self) -> None:
         """Wait until the next node takes another chunk; the session's deadline bounds it."""
-        await self._credits.acquire()
+        await self._credits.take()
 
     async def release(self) -> tuple[HopTimings, ...]:
         """Release the session behind; returns those nodes' timings."""
@@ -79,8 +80,10 @@ class Downstream:
         self._channel.detach(self.handle)
         self._opened.cancel()
         self._released.cancel()
-        if reason is not None and self._channel.broken is None:
-            self._channel.send(Cancel(self.handle, reason))
+        if reason is not None:
+            # Nodes behind a broken connection see its end and free the session by themselves.
+            with contextlib.suppress(NodeError):
+                self._channel.send(Cancel(self.handle, reason))
 
     def on_reply(self, reply: SeamReply) -> None:
         """Take a reply from the channel."""
@@ -88,7 +91,7 @@ class Downstream:
             case TokenReply():
                 self._owner.token_returned(reply)
             case StepAck():
-                self._credits.release()
+                self._credits.add(0 if reply.duplicate else 1)
             case SessionOpened() if not self._opened.done():
                 self._opened.set_result(reply)
             case SessionReleased() if not self._released.done():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from meshnet.domain.errors import InternalError
 from meshnet.domain.frames import Generate, GenerationDone, SessionOpened, TokenReply
 from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, SessionState
 from meshnet.engine.base import DecodeRequest, PrefillRequest
+from meshnet.node.credits import Credits
 from meshnet.node.session import NodeParts, ShardSession, TokenHistory, recent
 from meshnet.transport.base import ServerSeam
 from meshnet.wire.chunks import plan_prefill_chunks
@@ -37,17 +39,21 @@ class HeadSession(ShardSession):
         super().__init__(parts, request.terms, upstream, request.handle, history)
         self._spec = spec
         self._chunk_tokens = chunk_tokens
-        self._credits = asyncio.Semaphore(request.token_credits)
+        self._credits = Credits(request.token_credits)
         self._tokens: asyncio.Queue[GeneratedToken] = asyncio.Queue()
         self._next_step = 0
 
     def grant(self, tokens: int) -> None:
         """Let the loop run this many more tokens ahead of the gateway."""
-        for _ in range(tokens):
-            self._credits.release()
+        self._credits.add(tokens)
 
     def token_returned(self, reply: TokenReply) -> None:
         """Take the tail's token into the loop."""
+        if reply.step != self._next_step - 1:
+            self.fail(
+                InternalError(f"a token of step {reply.step} came back at {self._next_step - 1}")
+            )
+            return
         self._time_return()
         self._tokens.put_nowait(reply.token)
 
@@ -82,7 +88,7 @@ class HeadSession(ShardSession):
             token = await self._tokens.get()
             reason = verdict(self._spec, context_length, token, reported)
             if reason is not FinishReason.STOP:
-                await self._credits.acquire()
+                await self._credits.take()
                 self._upstream.send(TokenReply(self.handle, self._next_step - 1, token))
                 reported += 1
             if reason is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from meshnet.domain.ids import Address
 from meshnet.node.config import NodeConfig
 from meshnet.node.supervisor import NodeProcess, WorkerDeath
 
+LOGGER = logging.getLogger(__name__)
 WINDOW_SECONDS = 60.0
 MAX_DEATHS = 5
 FIRST_PAUSE_SECONDS = 0.25
@@ -75,14 +77,17 @@ class NodeKeeper:
 
     async def _watch(self) -> None:
         policy = RestartPolicy()
+        self._on_death(await self._process.wait())
         while True:
-            death = await self._process.wait()
-            self._on_death(death)
             policy, pause = policy.after_death(asyncio.get_running_loop().time())
             if pause is None:
                 return
             await asyncio.sleep(pause)
             self._process = NodeProcess(self._command, self._config)
-            with contextlib.suppress(MeshnetError):
-                # A start that fails ends the process, so the next turn sees it as a death.
+            try:
                 await self._process.start()
+            except MeshnetError as error:
+                # Counts as another death; start() left no process.
+                LOGGER.warning("a restart failed: %s", error.message)
+            else:
+                self._on_death(await self._process.wait())

@@ -14,16 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meshnet.domain.errors import (
+    CacheMissError,
     DeadlineExceededError,
     EngineError,
     InternalError,
     MeshnetError,
     NodeError,
     NodeUnreachableError,
+    ResourceExhaustedError,
     StaleEpochError,
     status_of,
 )
 from meshnet.domain.frames import (
+    NOTHING_UNKNOWN,
     ChunkInfo,
     DecodeFrame,
     DecodeStep,
@@ -37,6 +40,7 @@ from meshnet.domain.frames import (
     SessionTerms,
     StepAck,
     TokenReply,
+    Unknown,
 )
 from meshnet.domain.generation import GeneratedToken
 from meshnet.domain.ids import NodeId
@@ -53,6 +57,7 @@ from meshnet.engine.base import (
     StepResult,
     TokenChoice,
 )
+from meshnet.node.blame import at_node
 from meshnet.node.downstream import HOP_TIMEOUT_SECONDS, Downstream
 from meshnet.node.stepper import EngineStepper
 from meshnet.transport.base import ServerSeam
@@ -140,12 +145,12 @@ class ShardSession(abc.ABC):
     def token_returned(self, reply: TokenReply) -> None:
         """The token of an earlier step, from this tail or from the nodes behind."""
 
-    def fail(self, error: MeshnetError) -> None:
+    def fail(self, error: MeshnetError, state: SessionState = SessionState.FAILED) -> None:
         """End with an error: it is told to the node before, the nodes behind are cancelled."""
         if self._ended is None:
             return
         self._upstream.send(SessionFailed(self.handle, status_of(error)))
-        self._end(SessionState.FAILED, error.message)
+        self._end(state, error.message)
 
     def cancel(self, reason: str) -> None:
         """End without a word to the node before; the nodes behind are cancelled."""
@@ -175,12 +180,13 @@ class ShardSession(abc.ABC):
         try:
             await self._work()
         except MeshnetError as error:
-            self.fail(error)
+            self.fail(at_node(error, self.terms.hops[0]))
         except Exception as error:
             LOGGER.exception("a session failed in an unforeseen way")
-            self.fail(InternalError(f"{type(error).__name__}: {error}"))
+            fault = InternalError(f"{type(error).__name__}: {error}")
+            self.fail(at_node(fault, self.terms.hops[0]))
 
-    async def _open_downstream(self) -> None:
+    async def _open_downstream(self, unknown: Unknown = NOTHING_UNKNOWN) -> None:
         """Open the session on the nodes behind; nothing to do on a tail."""
         if len(self.terms.hops) == 1:
             return
@@ -201,10 +207,13 @@ class ShardSession(abc.ABC):
                 self._history.params,
                 tuple(self._history.tokens),
                 self.parts.flow,
+                unknown,
             )
         )
 
-    async def _step(self, request: StepRequest, chunk: ChunkInfo | None) -> StepResult:
+    async def _step(
+        self, request: StepRequest, chunk: ChunkInfo | None, unknown: Unknown = NOTHING_UNKNOWN
+    ) -> StepResult:
         """Compute a step and hand its result on: a boundary downstream, or the tail's token."""
         self._lifecycle.require_live()
         done = await self.parts.stepper.run(request)
@@ -217,12 +226,14 @@ class ShardSession(abc.ABC):
         elif chunk is not None:
             await self._downstream.take_credit()
             self._downstream.send(
-                self._chunk_frame(self._downstream.handle, request, chunk, result)
+                self._chunk_frame(self._downstream.handle, request, chunk, result, unknown)
             )
         else:
             tensor = self._boundary(result, request.rows).tensors[0]
             step = request.idempotency_step
-            frame = DecodeStep(self._downstream.handle, request.position, step, tensor)
+            frame = DecodeStep(
+                self._downstream.handle, request.position, step, tensor, unknown=unknown
+            )
             self._downstream.send(DecodeFrame((frame,)))
         self._handed_on = time.perf_counter_ns()
         return result
@@ -238,7 +249,12 @@ class ShardSession(abc.ABC):
         self.token_returned(TokenReply(self.handle, request.idempotency_step, token))
 
     def _chunk_frame(
-        self, handle: int, request: StepRequest, chunk: ChunkInfo, result: StepResult
+        self,
+        handle: int,
+        request: StepRequest,
+        chunk: ChunkInfo,
+        result: StepResult,
+        unknown: Unknown,
     ) -> PrefillChunk:
         return PrefillChunk(
             handle,
@@ -248,6 +264,7 @@ class ShardSession(abc.ABC):
             request.idempotency_step,
             request.expectation,
             self._boundary(result, request.rows),
+            unknown,
         )
 
     def _boundary(self, result: StepResult, rows: int) -> BoundaryBundle:
@@ -291,14 +308,25 @@ class SeamSession(ShardSession):
     def __init__(self, parts: NodeParts, request: OpenSession, upstream: ServerSeam) -> None:
         history = TokenHistory(request.sampling, list(request.history))
         super().__init__(parts, request.terms, upstream, request.handle, history)
+        self._unknown = request.unknown
         self._inbox: asyncio.Queue[PrefillChunk | DecodeStep | Release] = asyncio.Queue()
 
     def push(self, frame: PrefillChunk | DecodeStep | Release) -> None:
-        """Queue a frame; frames are worked on in order. One of another epoch ends the session."""
+        """Queue a frame; frames are worked on in order.
+
+        One of another epoch ends the session, and so does one more than the credits allow.
+        """
         if isinstance(frame, PrefillChunk) and frame.key != self.key:
             self.fail(StaleEpochError(f"a chunk of {frame.key} came for session {self.key}"))
-            return
-        self._inbox.put_nowait(frame)
+        elif self._inbox.qsize() > self.parts.flow.chunk_credits:
+            self.fail(
+                ResourceExhaustedError(
+                    f"session {self.key} sent more than its {self.parts.flow.chunk_credits} "
+                    f"unanswered chunks"
+                )
+            )
+        else:
+            self._inbox.put_nowait(frame)
 
     def token_returned(self, reply: TokenReply) -> None:
         """Pass the token on towards the head."""
@@ -306,7 +334,7 @@ class SeamSession(ShardSession):
         self._upstream.send(replace(reply, handle=self.handle))
 
     async def _work(self) -> None:
-        await self._open_downstream()
+        await self._open_downstream(self._unknown)
         self._upstream.send(SessionOpened(self.handle, self.parts.flow))
         while True:
             frame = await self._inbox.get()
@@ -327,13 +355,15 @@ class SeamSession(ShardSession):
             input=frame.boundary,
             choice=self._history.choice(),
         )
-        result = await self._step(request, frame.chunk)
-        if result.cache_result is not None:
-            self._upstream.send(
-                StepAck(self.handle, frame.step, result.duplicate, result.cache_result)
-            )
+        result = await self._step(request, frame.chunk, frame.unknown)
+        self._acknowledge(frame.step, result)
 
     async def _decode(self, frame: DecodeStep) -> None:
+        if frame.expected_past_len not in (None, frame.position):
+            raise CacheMissError(
+                f"step {frame.step} of session {self.key} is at position {frame.position}, but "
+                f"expects a cache of {frame.expected_past_len}"
+            )
         request = DecodeRequest(
             self.key,
             frame.position,
@@ -342,7 +372,14 @@ class SeamSession(ShardSession):
             input=BoundaryBundle((frame.tensor,)),
             choice=self._history.choice(),
         )
-        await self._step(request, None)
+        result = await self._step(request, None, frame.unknown)
+        if result.duplicate:
+            self._acknowledge(frame.step, result)
+
+    def _acknowledge(self, step: int, result: StepResult) -> None:
+        """A chunk is always acknowledged; a decode step is by its token, unless it came twice."""
+        if result.cache_result is not None:
+            self._upstream.send(StepAck(self.handle, step, result.duplicate, result.cache_result))
 
     async def _release(self) -> None:
         behind = () if self._downstream is None else await self._downstream.release()

@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict
 
 from meshnet.domain.errors import (
+    CancelledError,
     ContextLengthError,
     InvalidArgumentError,
     LayerRangeError,
@@ -35,7 +36,7 @@ from meshnet.domain.frames import (
 )
 from meshnet.domain.ids import RouteSessionId
 from meshnet.domain.layers import require_chain
-from meshnet.domain.lifecycle import LifecycleState
+from meshnet.domain.lifecycle import LifecycleState, SessionState
 from meshnet.domain.nodes import Capability, HealthReport
 from meshnet.domain.status import StatusCode, StructuredStatus
 from meshnet.node.head import HeadSession
@@ -72,9 +73,7 @@ class ShardNode(ShardService):
             state = LifecycleState.DRAINING
         elif stepper.last_success is None or now - stepper.last_success > READY_SECONDS:
             try:
-                await asyncio.wait_for(
-                    probe(self._parts.engine, stepper), PROBE_TIMEOUT_SECONDS
-                )
+                await asyncio.wait_for(probe(self._parts.engine, stepper), PROBE_TIMEOUT_SECONDS)
             except ResourceExhaustedError:
                 state = LifecycleState.READY
             except (MeshnetError, TimeoutError) as error:
@@ -86,13 +85,16 @@ class ShardNode(ShardService):
         """See the base class."""
         session = self._sessions.get(key)
         if session is not None:
-            session.cancel("it was released from outside")
+            session.fail(CancelledError(f"session {key} was released from outside"))
 
     async def cancel(self, key: SessionKey, reason: str) -> None:
-        """See the base class."""
+        """See the base class. A cancel that comes before its session's opening holds as well."""
         session = self._sessions.get(key)
         if session is not None:
-            session.cancel(reason)
+            cancelled = CancelledError(f"session {key} was cancelled: {reason}")
+            session.fail(cancelled, SessionState.CANCELLED)
+        else:
+            self._parts.stepper.post(self._parts.engine.cancel, key)
 
     def drain(self) -> None:
         """Take no new sessions; those that run go on."""
@@ -129,14 +131,15 @@ class ShardNode(ShardService):
         sessions: dict[int, ShardSession],
         request: Generate | OpenSession,
     ) -> None:
+        twin = sessions.get(request.handle)
+        if twin is not None:
+            # A failure names the handle alone, so the opener takes it for both.
+            twin.fail(InvalidArgumentError("handle", f"{request.handle} is in use on this stream"))
+            return
         try:
-            if request.handle in sessions:
-                raise InvalidArgumentError("handle", f"{request.handle} is in use on this stream")
             self._check_terms(request.terms)
-            if isinstance(request, Generate):
-                session = self._head_session(request, seam)
-            else:
-                session = SeamSession(self._parts, request, seam)
+            session = self._session(request, seam)
+            self._admit(request.terms.key)
         except MeshnetError as error:
             seam.send(SessionFailed(request.handle, status_of(error)))
             return
@@ -149,6 +152,15 @@ class ShardNode(ShardService):
                 del self._sessions[over.key]
 
         session.start(ended)
+
+    def _session(self, request: Generate | OpenSession, seam: ServerSeam) -> ShardSession:
+        if isinstance(request, Generate):
+            return self._head_session(request, seam)
+        if self._capability.is_head:
+            raise LayerRangeError(
+                f"node {self._capability.node_id} holds layer 0; it takes generations, no boundary"
+            )
+        return SeamSession(self._parts, request, seam)
 
     def _head_session(self, request: Generate, seam: ServerSeam) -> ShardSession:
         if not self._capability.is_head:
@@ -167,7 +179,7 @@ class ShardNode(ShardService):
         return HeadSession(self._parts, request, self._chunk_tokens, seam)
 
     def _check_terms(self, terms: SessionTerms) -> None:
-        """Whether this node can take part in a session; raises what speaks against it."""
+        """Raise what speaks against this node's taking part in a session."""
         own = self._capability
         if self._draining:
             raise NodeNotReadyError(f"node {own.node_id} is draining and takes no new sessions")
@@ -184,8 +196,18 @@ class ShardNode(ShardService):
         newest = self._epochs.get(key.session_id, key.route_epoch)
         if key.route_epoch < newest:
             raise StaleEpochError(f"session {key.session_id} is at epoch {newest} already")
-        for older in [k for k in self._sessions if k.session_id == key.session_id]:
-            self._sessions[older].cancel("the session was opened anew")
+        if key in self._sessions:
+            raise InvalidArgumentError(
+                "route_epoch", f"session {key} is open; a chain that changed has a higher epoch"
+            )
+
+    def _admit(self, key: SessionKey) -> None:
+        """Take a session in: in place of its older epoch, or if there is room."""
+        own = self._capability
+        for older in [held for held in self._sessions if held.session_id == key.session_id]:
+            self._sessions[older].fail(
+                StaleEpochError(f"session {key.session_id} went on at epoch {key.route_epoch}")
+            )
         if len(self._sessions) >= own.flow.max_sessions:
             raise ResourceExhaustedError(
                 f"node {own.node_id} serves {len(self._sessions)} sessions, as many as it may"

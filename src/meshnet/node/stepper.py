@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -10,13 +11,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from meshnet.domain.errors import InternalError, MeshnetError, ResourceExhaustedError, error_from
+from meshnet.domain.errors import (
+    InternalError,
+    NodeNotReadyError,
+    ResourceExhaustedError,
+    error_from,
+)
+from meshnet.domain.status import StatusCode
 from meshnet.engine.base import ShardEngine, StepRequest, StepResult
 from meshnet.node.schedule import choose_step
 
 LOGGER = logging.getLogger(__name__)
+BROKEN = frozenset({StatusCode.ENGINE_FAILED, StatusCode.INTERNAL})
 MAX_DECODE_ROWS = 32
-"""Rows of one decode step; up to 32 equal single steps bit for bit on the CPU."""
+"""Rows of one decode step at most, also where more of them would be exact."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,10 +59,11 @@ class EngineStepper:
         self._last_was_prefill = False
         self.steps_done = 0
         self.last_success: float | None = None
-        """Monotonic time of the last step that succeeded."""
+        """Monotonic time of the last step that succeeded; None once the engine failed at one."""
 
     async def run(self, request: StepRequest) -> StepDone:
         """Compute a step; raises the error that the engine's status stands for."""
+        self._require_open()
         if len(self._waiting) >= self._max_queued:
             raise ResourceExhaustedError(f"{self._max_queued} steps wait for this node already")
         waiting = _Waiting(request, time.perf_counter_ns(), self._loop.create_future())
@@ -67,6 +76,7 @@ class EngineStepper:
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run another of the engine's operations on its thread, between steps."""
+        self._require_open()
         return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
 
     def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -86,13 +96,17 @@ class EngineStepper:
             waiting.done.cancel()
         self._waiting.clear()
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise NodeNotReadyError("the node is shutting down")
+
     def _start(self) -> None:
         self._waiting = [waiting for waiting in self._waiting if not waiting.done.done()]
         if self._running or self._closed or not self._waiting:
             return
         choice = choose_step(
             [waiting.request for waiting in self._waiting],
-            MAX_DECODE_ROWS,
+            min(MAX_DECODE_ROWS, self._engine.capabilities().exact_decode_rows),
             last_was_prefill=self._last_was_prefill,
         )
         chosen = [self._waiting[index] for index in choice.indices]
@@ -102,30 +116,46 @@ class EngineStepper:
         self._running = True
         started = time.perf_counter_ns()
         future = self._thread.submit(self._engine.execute, [w.request for w in chosen])
-        future.add_done_callback(
-            lambda future: self._loop.call_soon_threadsafe(self._finish, chosen, started, future)
-        )
+        future.add_done_callback(lambda done: self._hand_over(chosen, started, done))
+
+    def _hand_over(
+        self, chosen: list[_Waiting], started: int, future: Future[list[StepResult]]
+    ) -> None:
+        """Bring a step's end from the engine's thread to the loop, unless that has ended before."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._finish, chosen, started, future)
 
     def _finish(
         self, chosen: list[_Waiting], started: int, future: Future[list[StepResult]]
     ) -> None:
         self._running = False
-        failure = None if future.cancelled() else future.exception()
-        if future.cancelled() or failure is not None:
-            LOGGER.error("the engine broke its contract by raising", exc_info=failure)
-            error: MeshnetError = InternalError(f"the engine raised: {failure}")
-            for waiting in chosen:
-                if not waiting.done.done():
-                    waiting.done.set_exception(error)
+        if not future.cancelled():
+            failure = future.exception()
+            if failure is None and len(future.result()) != len(chosen):
+                failure = ValueError(f"{len(future.result())} results of {len(chosen)} steps")
+            if failure is None:
+                self._deliver(chosen, started, future.result())
+            else:
+                self._break(chosen, failure)
         else:
-            self._deliver(chosen, started, future.result())
+            for waiting in chosen:
+                waiting.done.cancel()
         self._start()
+
+    def _break(self, chosen: list[_Waiting], failure: BaseException) -> None:
+        LOGGER.error("the engine broke its contract", exc_info=failure)
+        self.last_success = None
+        for waiting in chosen:
+            if not waiting.done.done():
+                waiting.done.set_exception(InternalError(f"the engine broke: {failure}"))
 
     def _deliver(self, chosen: list[_Waiting], started: int, results: list[StepResult]) -> None:
         for waiting, result in zip(chosen, results, strict=True):
             if result.status.ok:
                 self.steps_done += 1
                 self.note_success()
+            elif result.status.code in BROKEN:
+                self.last_success = None
             if not waiting.done.done():
                 waiting.done.set_result(StepDone(result, started - waiting.arrived))
 

@@ -10,12 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshnet.domain.errors import (
-    MeshnetError,
-    NodeLostError,
-    NodeNotReadyError,
-    error_from,
-)
+from meshnet.domain.errors import NodeLostError, NodeNotReadyError, error_from
 from meshnet.domain.ids import Address, NodeId
 from meshnet.domain.layers import LayerRange
 from meshnet.node.config import NodeConfig
@@ -75,6 +70,7 @@ class NodeProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._last_words: deque[str] = deque(maxlen=KEPT_LINES)
         self._words: asyncio.Task[None] | None = None
+        self._serving = False
 
     @property
     def node_id(self) -> NodeId:
@@ -94,30 +90,36 @@ class NodeProcess:
     async def start(self, timeout_seconds: float = START_SECONDS) -> Address:
         """Start the worker and wait until it serves; returns where.
 
-        Raises the worker's own error, ``NodeLostError`` if it died, or ``NodeNotReadyError`` after
-        the timeout; no process is left then.
+        Raises the worker's own error, ``NodeLostError`` if it died, or ``NodeNotReadyError`` if it
+        can't be started or takes longer than the timeout; no process is left then.
         """
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                # Signals to the supervisor's group (Ctrl-C) are the supervisor's: it ends workers.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NodeNotReadyError(
+                f"node {self.node_id} (layers {self.layers}) can't be started: {error}"
+            ) from error
         self._words = asyncio.create_task(self._listen(self._process))
         try:
-            event = await asyncio.wait_for(self._first_event(self._process), timeout_seconds)
-            if event.event == "failed":
-                raise error_from(event.status)
+            address = await asyncio.wait_for(self._ready(self._process), timeout_seconds)
         except TimeoutError:
             await self.stop()
             raise NodeNotReadyError(
                 f"node {self.node_id} (layers {self.layers}) didn't start within "
                 f"{timeout_seconds:g} s"
             ) from None
-        except (MeshnetError, asyncio.CancelledError):
+        except BaseException:
             await self.stop()
             raise
-        return Address(event.address)
+        self._serving = True
+        return address
 
     async def wait(self) -> WorkerDeath:
         """Wait for the worker's end, whatever its cause."""
@@ -136,16 +138,20 @@ class NodeProcess:
             return None
 
     async def stop(self) -> None:
-        """End the worker: by closing its input, and by force if it lingers. Idempotent."""
+        """End the worker: by closing its input, and by force if it lingers. Idempotent.
+
+        One that doesn't serve yet has nothing to end in good order, and may be deep in a load.
+        """
         process = self._process
         if process is None or self._words is None:
             return
         if process.stdin is not None:
             process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS if self._serving else 0.0)
         except TimeoutError:
-            LOGGER.warning("node %s doesn't end by itself and is killed", self.node_id)
+            if self._serving:
+                LOGGER.warning("node %s doesn't end by itself and is killed", self.node_id)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -153,27 +159,39 @@ class NodeProcess:
         with contextlib.suppress(asyncio.CancelledError):
             await self._words
 
+    async def _ready(self, process: asyncio.subprocess.Process) -> Address:
+        event = await self._first_event(process)
+        if event.event == "failed":
+            raise error_from(event.status)
+        return Address(event.address)
+
     async def _first_event(self, process: asyncio.subprocess.Process) -> WorkerEvent:
         if process.stdin is None or process.stdout is None:
             raise NodeNotReadyError("the worker has no pipes")
         with contextlib.suppress(ConnectionError):
             process.stdin.write(self._config.to_json() + b"\n")
             await process.stdin.drain()
-        line = await process.stdout.readline()
-        if not line:
-            raise (await self.wait()).error()
+        line = b"more than fits in a line"
         try:
-            return WorkerEvent.from_json(line)
+            line = await process.stdout.readline()
+            if line:
+                return WorkerEvent.from_json(line)
         except ValueError as error:
             raise NodeNotReadyError(
                 f"node {self.node_id} said {line[:200]!r} where an event was due"
             ) from error
+        raise (await self.wait()).error()
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         """Keep the worker's last words, and pass each on to the log."""
         if process.stderr is None:
             return
-        while line := await process.stderr.readline():
+        while not process.stderr.at_eof():
+            try:
+                line = await process.stderr.readline()
+            except ValueError:
+                # Longer than the reader's buffer, which drops it; reading must go on all the same.
+                line = b"(a line too long to keep)"
             text = line.decode(errors="replace").rstrip()
             if text:
                 self._last_words.append(text)

@@ -31,6 +31,7 @@ from meshnet.wire.convert_values import (
     token_to_proto,
 )
 from meshnet.wire.status import status_from_proto, status_to_proto
+from meshnet.wire.unknown import put_unknown, unknown_of
 
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -71,11 +72,12 @@ def ack_from_proto(message: pb.Ack) -> StepAck:
 
 def write_token(message: pb.TokenFrame, value: TokenReply) -> None:
     """Add one reply to a frame in place."""
-    message.replies.add(
+    reply = message.replies.add(
         handle=value.handle,
         idempotency_step=value.step,
         token=token_to_proto(value.token),
     )
+    put_unknown(value.unknown, reply)
 
 
 def tokens_from_proto(message: pb.TokenFrame) -> tuple[TokenReply, ...]:
@@ -87,7 +89,8 @@ def tokens_from_proto(message: pb.TokenFrame) -> tuple[TokenReply, ...]:
 
 def _token_reply_from_proto(message: pb.TokenReply) -> TokenReply:
     require(message, "token")
-    return TokenReply(message.handle, message.idempotency_step, token_from_proto(message.token))
+    token = token_from_proto(message.token)
+    return TokenReply(message.handle, message.idempotency_step, token, unknown_of(message))
 
 
 def failed_to_proto(value: SessionFailed) -> pb.SessionFailed:

@@ -44,6 +44,7 @@ from meshnet.wire.convert_values import (
     spec_from_proto,
     spec_to_proto,
 )
+from meshnet.wire.unknown import put_unknown, unknown_of
 
 _DECODE_DTYPES = {**DTYPE_TO_PROTO, DType.FLOAT32: pb.TENSOR_DTYPE_UNSPECIFIED}
 """A decode step leaves the usual type out."""
@@ -125,7 +126,7 @@ def generate_from_proto(message: pb.Generate) -> Generate:
 
 def open_to_proto(value: OpenSession) -> pb.OpenSession:
     """See :class:`OpenSession`."""
-    return pb.OpenSession(
+    message = pb.OpenSession(
         handle=value.handle,
         envelope=terms_to_envelope(value.terms),
         hops=[hop_to_proto(hop) for hop in value.terms.hops],
@@ -133,6 +134,8 @@ def open_to_proto(value: OpenSession) -> pb.OpenSession:
         history=value.history,
         flow=flow_to_proto(value.flow),
     )
+    put_unknown(value.unknown, message, message.envelope)
+    return message
 
 
 def open_from_proto(message: pb.OpenSession) -> OpenSession:
@@ -144,6 +147,7 @@ def open_from_proto(message: pb.OpenSession) -> OpenSession:
         sampling=sampling_from_proto(message.sampling),
         history=tuple(message.history),
         flow=flow_from_proto(message.flow),
+        unknown=unknown_of(message, message.envelope),
     )
 
 
@@ -190,6 +194,7 @@ def write_prefill(message: pb.PrefillChunk, value: PrefillChunk, compression: Co
             checksum=checksum,
         )
     )
+    put_unknown(value.unknown, message, message.envelope)
 
 
 def prefill_from_proto(message: pb.PrefillChunk, max_bytes: int) -> PrefillChunk:
@@ -217,6 +222,7 @@ def prefill_from_proto(message: pb.PrefillChunk, max_bytes: int) -> PrefillChunk
         step=envelope.idempotency_step,
         expectation=expectation_from_proto(envelope.cache_expectation),
         boundary=boundary,
+        unknown=unknown_of(message, envelope),
     )
 
 
@@ -233,15 +239,18 @@ def write_decode(message: pb.DecodeFrame, value: DecodeFrame) -> None:
                 "tensor", f"{tensor.name} of shape {shape} isn't a {RESIDUAL} of shape (1, width)"
             )
         data = as_bytes(tensor.data)
-        add(
+        added = add(
             handle=step.handle,
             position=step.position,
             idempotency_step=step.step,
-            expected_past_len=step.position,
+            expected_past_len=(
+                step.position if step.expected_past_len is None else step.expected_past_len
+            ),
             checksum=crc32c(data),
             data=data,
             dtype=_DECODE_DTYPES[tensor.dtype],
         )
+        put_unknown(step.unknown, added)
 
 
 def decode_frame_from_proto(message: pb.DecodeFrame) -> DecodeFrame:
@@ -256,10 +265,7 @@ def _decode_step_from_proto(message: pb.DecodeStep) -> DecodeStep:
     if crc32c(data) != message.checksum:
         raise MalformedFrameError("decode.checksum", "the data has another sum")
     position = message.position
-    if message.expected_past_len != position:
-        raise MalformedFrameError(
-            "decode.expected_past_len", f"{message.expected_past_len} isn't position {position}"
-        )
+    past_len = message.expected_past_len
     if message.dtype not in _DECODE_BLOCKS:
         raise MalformedFrameError("decode.dtype", f"no known element type: {message.dtype}")
     dtype, block_values, block_bytes = _DECODE_BLOCKS[message.dtype]
@@ -267,4 +273,11 @@ def _decode_step_from_proto(message: pb.DecodeStep) -> DecodeStep:
     if rest or not blocks:
         raise MalformedFrameError("decode.data", f"{len(data)} bytes are no row of {dtype.value}")
     tensor = EngineTensor(RESIDUAL, dtype, (1, blocks * block_values), data)
-    return DecodeStep(message.handle, position, message.idempotency_step, tensor)
+    return DecodeStep(
+        message.handle,
+        position,
+        message.idempotency_step,
+        tensor,
+        None if past_len == position else past_len,
+        unknown_of(message),
+    )

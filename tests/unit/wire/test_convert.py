@@ -276,7 +276,6 @@ MALFORMED_REQUESTS: list[tuple[str, Callable[[Message], None], str]] = [
     ("PrefillChunk", _put("prefill.chunk.total_tokens", 2), "chunk.total_tokens"),
     ("DecodeFrame", _clear("decode.steps"), "decode.steps"),
     ("DecodeFrame", _put("decode.steps.checksum", 7), "decode.checksum"),
-    ("DecodeFrame", _put("decode.steps.expected_past_len", 299), "decode.expected_past_len"),
     ("DecodeFrame", _put("decode.steps.data", b"123"), "decode.checksum"),
     ("DecodeFrame", _put("decode.steps.dtype", 99), "decode.dtype"),
     ("DecodeFrame", _put("decode.steps.dtype", pb.TENSOR_DTYPE_Q8_0), "decode.data"),

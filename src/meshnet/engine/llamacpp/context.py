@@ -108,6 +108,7 @@ class LlamaContext:
         Raises :class:`EngineError`; the cache of the parts' sequences is undefined then.
         """
         count = self._arrays.fill(parts, flag_all=self._flag_rows)
+        recent_errors.clear()
         if self._tap is not None:
             self._tap.arm()
         code = llama_cpp.llama_decode(self._context, self._arrays.batch)
@@ -123,6 +124,10 @@ class LlamaContext:
         """Drop a sequence's cache from ``position`` on; 0 drops all of it."""
         if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1):
             raise EngineError(f"this model's cache can't be rolled back to position {position}")
+
+    def clear(self) -> None:
+        """Drop every sequence's cache, and overwrite what it held."""
+        llama_cpp.llama_memory_clear(self._memory, True)  # noqa: FBT003 - positional
 
     def close(self) -> None:
         """Free everything; idempotent."""

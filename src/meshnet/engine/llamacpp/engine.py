@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshnet.domain.errors import (
+    CacheMissError,
+    EngineError,
     InvalidArgumentError,
     MeshnetError,
     NodeNotReadyError,
@@ -34,7 +36,11 @@ from meshnet.engine.base import (
 )
 from meshnet.engine.ledger import Admission, SessionLedger
 from meshnet.engine.llamacpp.context import KEY_PREFIX, LlamaContext, Rows
+from meshnet.engine.llamacpp.exactness import exact_decode_rows
 from meshnet.engine.sampling import sample
+
+Made = BoundaryBundle | TokenOutput | MeshnetError
+"""What came of a step's rows; an error is that step's own and leaves its neighbours alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class LlamaShardEngine(ShardEngine):
         self._capabilities: EngineCapabilities | None = None
         self._ledger = SessionLedger(1, 1)
         self._failure: MeshnetError | None = None
+        self._spoilt = False
         self._metrics = MetricsResult()
 
     def load(self, request: LoadRequest) -> LoadResult:
@@ -68,6 +75,9 @@ class LlamaShardEngine(ShardEngine):
         context = LlamaContext(request, max_outputs=request.limits.max_sessions)
         try:
             _require_same_layers(context, request)
+            exact = exact_decode_rows(
+                context, request.limits.max_sessions, head=request.shard_start == 0
+            )
         except MeshnetError:
             context.close()
             raise
@@ -82,6 +92,7 @@ class LlamaShardEngine(ShardEngine):
             n_embd=context.n_embd,
             n_vocab=0 if context.taps else context.n_vocab,
             limits=limits,
+            exact_decode_rows=exact,
         )
         return LoadResult(self._capabilities, weight_bytes=context.weight_bytes)
 
@@ -100,13 +111,17 @@ class LlamaShardEngine(ShardEngine):
         return self.execute([request])[0]
 
     def execute(self, requests: Sequence[StepRequest]) -> list[StepResult]:
-        """Run all decode steps as one batch and each prefill chunk as a batch of its own.
+        """Run decode steps in batches of as many rows as are exact, and each prefill chunk alone.
 
-        A chunk isn't mixed with other rows: the number of rows selects libllama's kernels, and a
-        session's bits must not depend on who else is being served.
+        The number of rows selects libllama's kernels, and a session's bits must not depend on who
+        else is being served.
         """
+        if len({request.key.session_id for request in requests}) < len(requests):
+            # Steps of one session build on each other and can't share a batch.
+            return [result for request in requests for result in self.execute([request])]
         results: dict[int, StepResult] = {}
-        batches: list[list[_Planned]] = [[]]
+        decodes: list[_Planned] = []
+        chunks: list[_Planned] = []
         for index, request in enumerate(requests):
             try:
                 planned = self._plan(index, request)
@@ -117,11 +132,16 @@ class LlamaShardEngine(ShardEngine):
                 self._count(duplicates=1)
                 results[index] = replace(planned, duplicate=True)
             elif isinstance(request, PrefillRequest):
-                batches.append([planned])
+                chunks.append(planned)
             else:
-                batches[0].append(planned)
-        for batch in filter(None, batches):
+                decodes.append(planned)
+        for batch in (*_packed(decodes, self._decode_rows), *([chunk] for chunk in chunks)):
             results.update(self._run(batch))
+        if self._spoilt:
+            # Values that aren't finite stay in a freed cache and would reach its next session.
+            self._loaded().clear()
+            self._ledger.release_all()
+            self._spoilt = False
         return [results[index] for index in range(len(requests))]
 
     def cancel(self, key: SessionKey) -> None:
@@ -159,6 +179,10 @@ class LlamaShardEngine(ShardEngine):
             self._context = None
             self._capabilities = None
 
+    @property
+    def _decode_rows(self) -> int:
+        return 1 if self._capabilities is None else self._capabilities.exact_decode_rows
+
     def _loaded(self) -> LlamaContext:
         if self._context is None:
             raise NodeNotReadyError("no shard is loaded yet")
@@ -195,47 +219,53 @@ class LlamaShardEngine(ShardEngine):
                 if planned.admission.truncate:
                     context.truncate(planned.rows.sequence, planned.request.position)
             output = context.decode([planned.rows for planned in batch])
-            outputs = self._outputs(batch, output)
         except MeshnetError as error:
             self._failure = error
             for planned in batch:
                 self.release(planned.request.key)
             return {planned.index: StepResult(status_of(error)) for planned in batch}
-        self._failure = None
+        made = self._made(batch, output)
         nanos = time.perf_counter_ns() - started
         self._count(steps=1, rows=sum(planned.rows.count for planned in batch), engine_nanos=nanos)
-        results: dict[int, StepResult] = {}
-        for planned, made in zip(batch, outputs, strict=True):
-            past_len = planned.request.position + planned.rows.count
-            result = StepResult(
-                OK, made, CacheResult(hit=True, past_len=past_len), engine_nanos=nanos
-            )
-            self._ledger.commit(planned.request, result)
-            results[planned.index] = result
+        results = {
+            planned.index: self._settled(planned, outcome, nanos)
+            for planned, outcome in zip(batch, made, strict=True)
+        }
+        self._failure = next((fault for fault in made if isinstance(fault, EngineError)), None)
+        self._spoilt = self._spoilt or self._failure is not None
         return results
 
-    def _outputs(
-        self, batch: list[_Planned], output: NDArray[np.float32]
-    ) -> list[BoundaryBundle | TokenOutput]:
+    def _made(self, batch: list[_Planned], output: NDArray[np.float32]) -> list[Made]:
         if self.capabilities().is_tail:
             return [
                 _choose(planned.request, logits)
                 for planned, logits in zip(batch, output, strict=True)
             ]
-        made: list[BoundaryBundle | TokenOutput] = []
+        made: list[Made] = []
         start = 0
         for planned in batch:
-            rows = output[start : start + planned.rows.count]
+            made.append(_boundary(output[start : start + planned.rows.count]))
             start += planned.rows.count
-            tensor = EngineTensor(RESIDUAL, DType.FLOAT32, rows.shape, rows.tobytes())
-            made.append(BoundaryBundle((tensor,)))
         return made
+
+    def _settled(self, planned: _Planned, made: Made, nanos: int) -> StepResult:
+        """Enter a computed step in the ledger, or take it back."""
+        request = planned.request
+        if isinstance(made, MeshnetError):
+            start = self._ledger.roll_back(request, planned.admission)
+            self._loaded().truncate(planned.rows.sequence, start)
+            return StepResult(status_of(made))
+        past_len = request.position + planned.rows.count
+        cache = CacheResult(hit=True, past_len=past_len)
+        result = StepResult(OK, made, cache, engine_nanos=nanos)
+        self._ledger.commit(request, result)
+        return result
 
     def _refused(self, request: StepRequest, error: MeshnetError) -> StepResult:
         past_len = self._ledger.past_len(request.key)
-        miss = past_len != request.expectation.expected_past_len
-        self._count(cache_misses=int(miss))
-        return StepResult(status_of(error), None, CacheResult(hit=not miss, past_len=past_len))
+        self._count(cache_misses=int(isinstance(error, CacheMissError)))
+        hit = past_len == request.expectation.expected_past_len
+        return StepResult(status_of(error), None, CacheResult(hit=hit, past_len=past_len))
 
     def _count(self, **added: int) -> None:
         totals = {name: getattr(self._metrics, name) + value for name, value in added.items()}
@@ -278,10 +308,39 @@ def _embeddings(
             "shape",
             f"{tensor.dtype.value} {tensor.shape} where float32 (rows, {width}) is expected",
         )
-    return np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+    rows = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+    if not np.isfinite(rows).all():
+        raise InvalidArgumentError("input", "it has values that aren't finite numbers")
+    return rows
 
 
-def _choose(request: StepRequest, logits: NDArray[np.float32]) -> TokenOutput:
+def _packed(planned: Sequence[_Planned], max_rows: int) -> list[list[_Planned]]:
+    """The steps in as few batches as hold them, in their order."""
+    batches: list[list[_Planned]] = []
+    room = 0
+    for step in planned:
+        if step.rows.count > room:
+            batches.append([])
+            room = max_rows
+        batches[-1].append(step)
+        room -= step.rows.count
+    return batches
+
+
+def _boundary(rows: NDArray[np.float32]) -> BoundaryBundle | EngineError:
+    if not np.isfinite(rows).all():
+        return EngineError(
+            "the layers gave values that aren't finite; the model's file or its computation is at "
+            "fault"
+        )
+    tensor = EngineTensor(RESIDUAL, DType.FLOAT32, rows.shape, rows.tobytes())
+    return BoundaryBundle((tensor,))
+
+
+def _choose(request: StepRequest, logits: NDArray[np.float32]) -> TokenOutput | MeshnetError:
     position = request.position + request.rows
-    chosen = sample(logits, request.choice.history, request.choice.params, position)
+    try:
+        chosen = sample(logits, request.choice.history, request.choice.params, position)
+    except MeshnetError as error:
+        return error
     return TokenOutput(chosen.token_id, None, chosen.logprob, chosen.top_logprobs)

@@ -22,10 +22,10 @@ LOGGER: Final = logging.getLogger("meshnet.libllama")
 _CONTINUES: Final = 5
 _LEVELS: Final = {
     0: logging.INFO,
-    1: logging.INFO,
-    2: logging.WARNING,
-    3: logging.ERROR,
-    4: logging.DEBUG,
+    1: logging.DEBUG,
+    2: logging.INFO,
+    3: logging.WARNING,
+    4: logging.ERROR,
 }
 """``enum ggml_log_level`` without its last value, which continues the line before."""
 _STACK_LOCK: Final = threading.Lock()

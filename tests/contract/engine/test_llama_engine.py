@@ -1,0 +1,413 @@
+"""libllama keeps the engine contract as head, middle, tail and whole, and what is beyond it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from meshnet.domain.errors import EngineError, InvalidArgumentError, NodeNotReadyError
+from meshnet.domain.frames import SessionKey
+from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.layers import LayerRange
+from meshnet.domain.lifecycle import CacheExpectation, CacheMode, LifecycleState
+from meshnet.domain.recipe import Recipe
+from meshnet.domain.sampling import SamplingParams
+from meshnet.domain.status import StatusCode
+from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
+from meshnet.engine.base import (
+    DecodeRequest,
+    EngineLimits,
+    LoadRequest,
+    PrefillRequest,
+    ShardEngine,
+    StepResult,
+    TokenChoice,
+)
+from meshnet.engine.contract import CHECKS
+from meshnet.engine.llamacpp.engine import LlamaShardEngine
+from meshnet.model.cache import SliceCache, SliceFile
+from meshnet.model.gguf import read_index
+from tests.support.tiny_gguf import TinyModel, build
+
+LAYERS = 4
+SHARDS = {"head": (0, 1), "middle": (1, 3), "tail": (3, 4), "whole": (0, 4)}
+ARCHITECTURES = ("llama", "gemma3", "qwen3moe")
+CHUNK = 16
+
+
+@pytest.fixture(scope="module")
+def slices(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], SliceFile]:
+    """Every shard of a tiny model of each architecture."""
+    root = tmp_path_factory.mktemp("slices")
+    cache = SliceCache(root)
+    made = {}
+    for architecture in ARCHITECTURES:
+        model = build(root / f"{architecture}.gguf", TinyModel(architecture, layers=LAYERS))
+        for place, (start, end) in SHARDS.items():
+            made[architecture, place] = cache.ensure(model, LayerRange(start, end))
+    return made
+
+
+def load_request(cut: SliceFile, limits: EngineLimits) -> LoadRequest:
+    recipe = Recipe(cut.model_digest, "libllama", "test", chunk_tokens=CHUNK)
+    layers = cut.layers
+    return LoadRequest(cut.path, layers.start, layers.end, cut.total_layers, recipe, limits)
+
+
+@pytest.fixture
+def engines(slices) -> Iterator[list[LlamaShardEngine]]:
+    made: list[LlamaShardEngine] = []
+    yield made
+    for engine in made:
+        engine.close()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("place", SHARDS)
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
+def test_libllama_keeps_the_contract(check, place, architecture, slices, engines):
+    def make() -> tuple[ShardEngine, LoadRequest]:
+        limits = EngineLimits(context_length=64, max_sessions=2)
+        engines.append(LlamaShardEngine())
+        return engines[-1], load_request(slices[architecture, place], limits)
+
+    check(make)
+
+
+class Bench:
+    """A loaded shard with room for four sessions, and steps with random inputs for it."""
+
+    def __init__(self, cut: SliceFile, limits: EngineLimits | None = None) -> None:
+        self.engine = LlamaShardEngine()
+        self.limits = limits or EngineLimits(context_length=64, max_sessions=4)
+        self.engine.load(load_request(cut, self.limits))
+        self.held = self.engine.capabilities()
+        self.steps: dict[str, int] = {}
+
+    def _expectation(self, position: int) -> CacheExpectation:
+        return CacheExpectation(CacheMode.EXACT if position else CacheMode.FRESH, position)
+
+    def request(
+        self, name: str, position: int, rows: int, choice: TokenChoice | None = None
+    ) -> PrefillRequest:
+        """Inputs are equal for equal names and positions."""
+        self.steps[name] = self.steps.get(name, -1) + 1
+        draw = [np.random.default_rng([ord(name), position + i]) for i in range(rows)]
+        tokens: tuple[int, ...] = ()
+        bundle: BoundaryBundle | None = None
+        if self.held.is_head:
+            tokens = tuple(int(each.integers(0, 256)) for each in draw)
+        else:
+            data = np.stack([each.standard_normal(self.held.n_embd, np.float32) for each in draw])
+            tensor = EngineTensor(RESIDUAL, DType.FLOAT32, data.shape, data.tobytes())
+            bundle = BoundaryBundle((tensor,))
+        return PrefillRequest(
+            SessionKey(RouteSessionId(name), 0),
+            position,
+            self._expectation(position),
+            self.steps[name],
+            tokens,
+            bundle,
+            choice or TokenChoice(),
+        )
+
+    def decode(
+        self, name: str, position: int, choice: TokenChoice | None = None, rows: int = 1
+    ) -> DecodeRequest:
+        request = self.request(name, position, rows, choice)
+        return DecodeRequest(
+            request.key,
+            position,
+            request.expectation,
+            request.idempotency_step,
+            request.token_ids,
+            request.input,
+            request.choice,
+        )
+
+    def prefilled(self, *names: str) -> None:
+        for name in names:
+            good(self.engine.prefill(self.request(name, 0, 5)))
+
+    def release(self, name: str) -> None:
+        self.engine.release(SessionKey(RouteSessionId(name), 0))
+        self.steps.pop(name, None)
+
+
+def good(result: StepResult) -> object:
+    assert result.status.ok, result.status
+    return result.output
+
+
+@pytest.fixture(params=SHARDS)
+def bench(request: pytest.FixtureRequest, slices) -> Iterator[Bench]:
+    made = Bench(slices["llama", request.param])
+    yield made
+    made.engine.close()
+
+
+@pytest.fixture
+def tail(slices) -> Iterator[Bench]:
+    made = Bench(slices["llama", "tail"])
+    yield made
+    made.engine.close()
+
+
+def test_a_batch_with_gaps_between_its_sessions_keeps_each_ones_rows(bench):
+    """The native tap sees a graph for each run of neighbouring sequences."""
+    bench.prefilled("a", "b", "c", "d")
+    expected = {name: good(bench.engine.decode(bench.decode(name, 5))) for name in "abcd"}
+    for name in "abcd":
+        bench.release(name)
+    bench.prefilled("a", "b", "c", "d")
+    bench.release("b")
+    # Not in the order of their places either.
+    batch = [bench.decode(name, 5) for name in ("d", "a", "c")]
+    made = [good(result) for result in bench.engine.execute(batch)]
+    assert made == [expected["d"], expected["a"], expected["c"]]
+    assert len(set(map(str, made))) > 1 or bench.held.is_tail
+
+
+def test_a_place_that_was_used_before_starts_empty(bench):
+    bench.prefilled("a")
+    expected = good(bench.engine.decode(bench.decode("a", 5)))
+    bench.release("a")
+    for name in "bcd":
+        bench.prefilled(name)
+        bench.release(name)
+    bench.prefilled("a")
+    assert good(bench.engine.decode(bench.decode("a", 5))) == expected
+
+
+@pytest.mark.parametrize("rows", [CHUNK + 1, 64, 1000])
+def test_more_rows_than_a_batch_holds_are_refused(bench, rows):
+    if rows <= bench.limits.context_length:
+        result = bench.engine.prefill(bench.request("a", 0, rows))
+        assert result.status.code is StatusCode.INVALID_ARGUMENT
+        assert f"at most {CHUNK}" in result.status.message
+    else:
+        assert not bench.engine.prefill(bench.request("a", 0, rows)).status.ok
+    bench.release("a")
+    bench.prefilled("a")
+
+
+def test_more_decode_rows_than_one_batch_holds_are_computed_in_several(bench):
+    bench.prefilled("a", "b", "c")
+    batch = [bench.decode(name, 5, rows=CHUNK // 2 + 1) for name in "abc"]
+    together = [good(result) for result in bench.engine.execute(batch)]
+    for name in "abc":
+        bench.release(name)
+    bench.prefilled("a", "b", "c")
+    batch = [bench.decode(name, 5, rows=CHUNK // 2 + 1) for name in "abc"]
+    assert together == [good(bench.engine.execute([request])[0]) for request in batch]
+
+
+def test_steps_of_one_session_in_one_list_run_one_after_the_other(bench):
+    prefill = bench.request("a", 0, 5)
+    batch = [prefill, bench.decode("a", 5), bench.decode("a", 6), prefill]
+    made = [good(result) for result in bench.engine.execute(batch)]
+    bench.release("a")
+    alone = [bench.request("a", 0, 5), bench.decode("a", 5), bench.decode("a", 6)]
+    assert made[:3] == [good(bench.engine.execute([request])[0]) for request in alone]
+    assert made[3] == made[0]
+
+
+def test_values_that_arent_finite_leave_no_trace_in_the_cache(slices):
+    """NaN in a freed cache would reach the next session through masked attention."""
+    bench = Bench(slices["llama", "middle"])
+    bench.prefilled("a")
+    expected = good(bench.engine.decode(bench.decode("a", 5)))
+    bench.release("a")
+    request = bench.request("x", 0, 5)
+    for bad in (np.nan, np.inf, -np.inf):
+        data = np.zeros((5, bench.held.n_embd), np.float32)
+        data[3, 7] = bad
+        tensor = EngineTensor(RESIDUAL, DType.FLOAT32, data.shape, data.tobytes())
+        result = bench.engine.prefill(replace(request, input=BoundaryBundle((tensor,))))
+        assert result.status.code is StatusCode.INVALID_ARGUMENT
+        assert "finite" in result.status.message
+    bench.prefilled("a")
+    assert good(bench.engine.decode(bench.decode("a", 5))) == expected
+    assert bench.engine.health().state is LifecycleState.READY
+    bench.engine.close()
+
+
+@pytest.fixture
+def nan_model(tmp_path: Path) -> dict[str, SliceFile]:
+    """Shards of a model whose token 7 is NaN, as in a file that was damaged or badly converted."""
+    path = build(tmp_path / "nan.gguf", TinyModel(layers=LAYERS))
+    data = bytearray(path.read_bytes())
+    index = read_index(path)
+    tensor = index.tensors["token_embd.weight"]
+    width = tensor.shape[0]
+    offset = tensor.offset + 7 * width * 4
+    data[offset : offset + 4 * width] = np.full(width, np.nan, np.float32).tobytes()
+    path.write_bytes(data)
+    cache = SliceCache(tmp_path)
+    return {place: cache.ensure(path, LayerRange(*SHARDS[place])) for place in ("head", "whole")}
+
+
+@pytest.mark.parametrize("place", ["head", "whole"])
+@pytest.mark.parametrize("sessions", [1, 8], ids=["one session", "probed with the bad token"])
+def test_a_model_that_computes_nan_fails_and_later_sessions_are_right(place, sessions, nan_model):
+    bench = Bench(nan_model[place], EngineLimits(64, sessions))
+    bench.prefilled("a")
+    expected = good(bench.engine.decode(bench.decode("a", 5)))
+    bench.release("a")
+    bad = replace(bench.request("x", 0, 3), token_ids=(1, 7, 2))
+    result = bench.engine.prefill(bad)
+    assert result.status.code is StatusCode.ENGINE_FAILED
+    assert bench.engine.health().state is LifecycleState.FAILED
+    assert bench.engine.metrics().open_sessions == 0
+    bench.prefilled("a")
+    assert good(bench.engine.decode(bench.decode("a", 5))) == expected
+    assert bench.engine.health().state is LifecycleState.READY
+    bench.engine.close()
+
+
+def test_sessions_beside_one_that_computed_nan_miss_and_can_be_rebuilt(nan_model):
+    bench = Bench(nan_model["head"])
+    bench.prefilled("a", "b")
+    bad = replace(bench.decode("a", 5), token_ids=(7,))
+    failed, beside = bench.engine.execute([bad, bench.decode("b", 5)])
+    assert failed.status.code is StatusCode.ENGINE_FAILED
+    expected = good(beside)
+    missed = bench.engine.decode(bench.decode("b", 6))
+    assert missed.status.code is StatusCode.CACHE_MISS
+    bench.release("b")
+    bench.prefilled("b")
+    assert good(bench.engine.decode(bench.decode("b", 5))) == expected
+    bench.engine.close()
+
+
+def test_log_probabilities_come_when_asked_for(tail):
+    params = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=3)
+    tail.prefilled("a")
+    token = tail.engine.decode(tail.decode("a", 5, TokenChoice(params))).token()
+    assert token.logprob is not None
+    assert token.logprob <= 0
+    assert token.top_logprobs[0].token_id == token.token_id
+    assert len(token.top_logprobs) == 3
+
+
+def test_the_context_can_be_filled_to_its_last_position(bench):
+    limit = bench.limits.context_length
+    for position in range(0, limit - CHUNK, CHUNK):
+        good(bench.engine.prefill(bench.request("a", position, CHUNK)))
+    for position in range(limit - CHUNK, limit):
+        good(bench.engine.decode(bench.decode("a", position)))
+    full = bench.engine.decode(bench.decode("a", limit))
+    assert full.status.code is StatusCode.CONTEXT_LENGTH_EXCEEDED
+    assert full.cache_result is not None
+    assert full.cache_result.past_len == limit
+
+
+def test_nothing_runs_before_a_load_or_after_a_close(slices):
+    engine = LlamaShardEngine()
+    with pytest.raises(NodeNotReadyError):
+        engine.capabilities()
+    bench = Bench(slices["llama", "head"])
+    request = bench.request("a", 0, 3)
+    for unloaded in (engine, bench.engine):
+        unloaded.close()
+        assert unloaded.prefill(request).status.code is StatusCode.NODE_NOT_READY
+        assert unloaded.health().state is LifecycleState.LOADING
+        unloaded.release(request.key)
+        unloaded.cancel(request.key)
+
+
+def test_it_can_be_loaded_anew_with_another_shard(slices):
+    bench = Bench(slices["llama", "head"])
+    bench.prefilled("a")
+    bench.engine.load(load_request(slices["llama", "tail"], bench.limits))
+    held = bench.engine.capabilities()
+    assert (held.shard_start, held.is_tail) == (3, True)
+    assert bench.engine.metrics().open_sessions == 0
+    bench.engine.close()
+
+
+def test_a_load_that_fails_keeps_what_was_loaded(slices, tmp_path):
+    bench = Bench(slices["llama", "head"])
+    missing = replace(
+        load_request(slices["llama", "head"], bench.limits), model_path=tmp_path / "x"
+    )
+    with pytest.raises(EngineError, match="can't load"):
+        bench.engine.load(missing)
+    bench.prefilled("a")
+    bench.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "claimed"),
+    [
+        ("head", (0, 2, 4)),
+        ("head", (1, 2, 4)),
+        ("head", (0, 1, 1)),
+        ("tail", (3, 4, 5)),
+        ("middle", (1, 3, 3)),
+        ("whole", (0, 4, 5)),
+        ("whole", (0, 5, 5)),
+        ("whole", (0, 3, 4)),
+    ],
+)
+def test_a_file_that_holds_other_layers_than_claimed_is_refused(place, claimed, slices):
+    start, end, total = claimed
+    request = load_request(slices["llama", place], EngineLimits(64, 1))
+    claim = replace(request, shard_start=start, shard_end=end, total_layers=total)
+    with pytest.raises(InvalidArgumentError):
+        LlamaShardEngine().load(claim)
+
+
+def test_a_boundary_of_another_type_is_refused_at_load(slices):
+    request = load_request(slices["llama", "head"], EngineLimits(64, 1))
+    recipe = replace(request.recipe, boundary_dtype=DType.FLOAT16)
+    with pytest.raises(InvalidArgumentError, match="boundary_dtype"):
+        LlamaShardEngine().load(replace(request, recipe=recipe))
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all" * 100])
+def test_a_file_that_is_no_model_is_refused_with_libllamas_reason(content, tmp_path, slices):
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(content)
+    request = replace(load_request(slices["llama", "head"], EngineLimits(64, 1)), model_path=path)
+    with pytest.raises(EngineError) as caught:
+        LlamaShardEngine().load(request)
+    assert str(path) in caught.value.message
+    assert "gave no reason" not in caught.value.message
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
+@pytest.mark.parametrize(
+    "kind", [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0]
+)
+def test_no_bit_of_a_session_depends_on_how_many_decode_beside_it(architecture, kind, tmp_path):
+    model = TinyModel(architecture, layers=LAYERS, quantization=kind)
+    path = build(tmp_path / "model.gguf", model)
+    bench = Bench(SliceCache(tmp_path).ensure(path, LayerRange(0, 1)), EngineLimits(64, 8))
+    bench.prefilled(*"abcdefgh")
+    alone = [good(bench.engine.decode(bench.decode(name, 5))) for name in "abcdefgh"]
+    for count in range(2, 9):
+        for name in "abcdefgh":
+            bench.release(name)
+        bench.prefilled(*"abcdefgh"[:count])
+        batch = [bench.decode(name, 5) for name in "abcdefgh"[:count]]
+        assert [good(result) for result in bench.engine.execute(batch)] == alone[:count]
+    bench.engine.close()
+
+
+def test_rows_are_computed_together_where_that_is_exact(tmp_path):
+    model = TinyModel(layers=LAYERS, quantization=GGMLQuantizationType.Q8_0)
+    path = build(tmp_path / "model.gguf", model)
+    cut = SliceCache(tmp_path).ensure(path, LayerRange(0, 1))
+    for sessions in (1, 2, 3, 8):
+        bench = Bench(cut, EngineLimits(64, sessions))
+        assert bench.held.exact_decode_rows == sessions
+        names = "abcdefgh"[:sessions]
+        bench.prefilled(*names)
+        before = bench.engine.metrics().steps
+        bench.engine.execute([bench.decode(name, 5) for name in names])
+        assert bench.engine.metrics().steps == before + 1
+        bench.engine.close()
