@@ -5,10 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CACHE  ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/meshnet
 NODES  ?= 3
+FUZZ_SECONDS ?= 600
 PROMPT ?= Explain in two sentences why the sky is blue.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench models clean
+.PHONY: help setup demo test test-all check format bench models fuzz clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -47,6 +48,10 @@ format: setup ## Format the code
 bench: models ## Measure: decode speed, memory, transport; prints tables
 	$(BIN)/python -m bench.decode
 	$(BIN)/python -m bench.memory
+
+fuzz: setup ## Fuzz the decoders for FUZZ_SECONDS (600), starting from the conformance vectors
+	$(BIN)/python -m pip install -q '.[fuzz]'
+	$(BIN)/python scripts/fuzz_wire.py $(FUZZ_SECONDS)
 
 clean: ## Remove the virtual environment and what tools left (the cache folder stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build

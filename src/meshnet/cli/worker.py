@@ -18,11 +18,16 @@ from meshnet.domain.errors import MeshnetError, status_of
 from meshnet.node.config import NodeConfig
 from meshnet.node.worker import STOP_SECONDS, WorkerEvent, run_worker
 
+SWITCH_SECONDS = 1e-4
+"""How long a thread may keep the interpreter once another one wants it."""
+
 
 def main() -> None:
     """Serve until standard input ends, or SIGTERM."""
     # A terminal sends Ctrl-C to the whole group; the supervisor decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Two threads take turns here, the loop's and the engine's; neither may hold the other up.
+    sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         served = runner.run(_serve())
     # Without waiting for the engine's thread: a step that runs would delay the end.

@@ -111,6 +111,7 @@ class Downstream:
 
     async def _within(self, future: asyncio.Future[R], what: str) -> R:
         try:
-            return await asyncio.wait_for(future, HOP_TIMEOUT_SECONDS)
+            async with asyncio.timeout(HOP_TIMEOUT_SECONDS):
+                return await future
         except TimeoutError:
             raise self._lost(f"it didn't {what} within {HOP_TIMEOUT_SECONDS:g} s") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from meshnet.domain.errors import InternalError
 from meshnet.domain.frames import Generate, GenerationDone, SessionOpened, TokenReply
@@ -87,11 +88,13 @@ class HeadSession(ShardSession):
         while True:
             token = await self._tokens.get()
             reason = verdict(self._spec, context_length, token, reported)
-            if reason is not FinishReason.STOP:
-                await self._credits.take()
-                self._upstream.send(TokenReply(self.handle, self._next_step - 1, token))
-                reported += 1
+            if reason is FinishReason.STOP:
+                return reason
+            await self._credits.take()
+            reply = TokenReply(self.handle, self._next_step - 1, token)
+            reported += 1
             if reason is not None:
+                self._upstream.send(reply)
                 return reason
             request = DecodeRequest(
                 self.key,
@@ -101,7 +104,8 @@ class HeadSession(ShardSession):
                 token_ids=(token.token_id,),
                 choice=self._history.choice(),
             )
-            await self._step(request, None)
+            # The gateway can wait a moment; the next step can't.
+            await self._step(request, None, meanwhile=partial(self._upstream.send, reply))
 
     def _take_step(self) -> int:
         self._next_step += 1

@@ -212,11 +212,18 @@ class ShardSession(abc.ABC):
         )
 
     async def _step(
-        self, request: StepRequest, chunk: ChunkInfo | None, unknown: Unknown = NOTHING_UNKNOWN
+        self,
+        request: StepRequest,
+        chunk: ChunkInfo | None,
+        unknown: Unknown = NOTHING_UNKNOWN,
+        meanwhile: Callable[[], None] | None = None,
     ) -> StepResult:
-        """Compute a step and hand its result on: a boundary downstream, or the tail's token."""
+        """Compute a step and hand its result on: a boundary downstream, or the tail's token.
+
+        ``meanwhile`` is called while the engine computes.
+        """
         self._lifecycle.require_live()
-        done = await self.parts.stepper.run(request)
+        done = await self.parts.stepper.run(request, meanwhile)
         result = done.result
         self._lifecycle.move(SessionState.ACTIVE)
         self._time_step(request, result.engine_nanos, done.queued_nanos, chunk)

@@ -73,7 +73,8 @@ class ShardNode(ShardService):
             state = LifecycleState.DRAINING
         elif stepper.last_success is None or now - stepper.last_success > READY_SECONDS:
             try:
-                await asyncio.wait_for(probe(self._parts.engine, stepper), PROBE_TIMEOUT_SECONDS)
+                async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                    await probe(self._parts.engine, stepper)
             except ResourceExhaustedError:
                 state = LifecycleState.READY
             except (MeshnetError, TimeoutError) as error:

@@ -43,6 +43,7 @@ class _Waiting:
     request: StepRequest
     arrived: int
     done: asyncio.Future[StepDone]
+    meanwhile: Callable[[], None] | None = None
 
 
 class EngineStepper:
@@ -61,12 +62,18 @@ class EngineStepper:
         self.last_success: float | None = None
         """Monotonic time of the last step that succeeded; None once the engine failed at one."""
 
-    async def run(self, request: StepRequest) -> StepDone:
-        """Compute a step; raises the error that the engine's status stands for."""
+    async def run(
+        self, request: StepRequest, meanwhile: Callable[[], None] | None = None
+    ) -> StepDone:
+        """Compute a step; raises the error that the engine's status stands for.
+
+        ``meanwhile`` is called on the loop while the engine computes: work that needn't be done
+        before the step costs no time there.
+        """
         self._require_open()
         if len(self._waiting) >= self._max_queued:
             raise ResourceExhaustedError(f"{self._max_queued} steps wait for this node already")
-        waiting = _Waiting(request, time.perf_counter_ns(), self._loop.create_future())
+        waiting = _Waiting(request, time.perf_counter_ns(), self._loop.create_future(), meanwhile)
         self._waiting.append(waiting)
         self._start()
         done = await waiting.done
@@ -115,8 +122,16 @@ class EngineStepper:
         self._last_was_prefill = choice.prefill
         self._running = True
         started = time.perf_counter_ns()
-        future = self._thread.submit(self._engine.execute, [w.request for w in chosen])
+        future = self._thread.submit(self._execute, chosen)
         future.add_done_callback(lambda done: self._hand_over(chosen, started, done))
+
+    def _execute(self, chosen: list[_Waiting]) -> list[StepResult]:
+        """On the engine's thread; the loop's turn comes when the engine computes in native code."""
+        for waiting in chosen:
+            if waiting.meanwhile is not None:
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(waiting.meanwhile)
+        return self._engine.execute([waiting.request for waiting in chosen])
 
     def _hand_over(
         self, chosen: list[_Waiting], started: int, future: Future[list[StepResult]]

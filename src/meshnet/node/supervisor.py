@@ -108,7 +108,8 @@ class NodeProcess:
             ) from error
         self._words = asyncio.create_task(self._listen(self._process))
         try:
-            address = await asyncio.wait_for(self._ready(self._process), timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):
+                address = await self._ready(self._process)
         except TimeoutError:
             await self.stop()
             raise NodeNotReadyError(
@@ -133,7 +134,8 @@ class NodeProcess:
     async def death(self, within_seconds: float) -> WorkerDeath | None:
         """How the worker died, if it does within that time; None if it lives on."""
         try:
-            return await asyncio.wait_for(self.wait(), within_seconds)
+            async with asyncio.timeout(within_seconds):
+                return await self.wait()
         except TimeoutError:
             return None
 
@@ -148,7 +150,8 @@ class NodeProcess:
         if process.stdin is not None:
             process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), GRACE_SECONDS if self._serving else 0.0)
+            async with asyncio.timeout(GRACE_SECONDS if self._serving else 0.0):
+                await process.wait()
         except TimeoutError:
             if self._serving:
                 LOGGER.warning("node %s doesn't end by itself and is killed", self.node_id)

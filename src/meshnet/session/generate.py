@@ -177,7 +177,9 @@ class _Inbox:
     async def next(self, timeout_seconds: float) -> SeamReply:
         """The next reply; raises the error that ended the generation."""
         try:
-            reply = await asyncio.wait_for(self._replies.get(), timeout_seconds)
+            # Not with wait_for: Python 3.11's loses a cancel that comes together with a reply.
+            async with asyncio.timeout(timeout_seconds):
+                reply = await self._replies.get()
         except TimeoutError:
             raise DeadlineExceededError("the head said nothing until past the deadline") from None
         if isinstance(reply, MeshnetError):
