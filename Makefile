@@ -48,9 +48,11 @@ format: setup ## Format the code
 bench: models ## Measure: decode speed, memory, transport; prints tables
 	$(BIN)/python -m bench.decode
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.wire
+	$(BIN)/python -m bench.codec
 
 fuzz: setup ## Fuzz the decoders for FUZZ_SECONDS (600), starting from the conformance vectors
-	$(BIN)/python -m pip install -q '.[fuzz]'
+	$(BIN)/python -m pip install -q -e '.[fuzz]'
 	$(BIN)/python scripts/fuzz_wire.py $(FUZZ_SECONDS)
 
 clean: ## Remove the virtual environment and what tools left (the cache folder stays)
