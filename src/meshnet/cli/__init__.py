@@ -7,3 +7,6 @@ import os
 # gRPC reads this when it is first imported, and offers no other way to keep its own log lines,
 # about connections whose end Meshnet reports itself, off the terminal.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Workers are started while gRPC's threads run, and its fork handlers can crash such a child before
+# it becomes a worker. Nothing here forks without becoming another program.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -10,7 +10,7 @@ import typer
 
 from meshnet.cli import options as opt
 from meshnet.cli.local import find_model
-from meshnet.cli.output import out, print_json, print_table, progress_bars
+from meshnet.cli.output import print_json, print_line, print_table, progress_bars
 from meshnet.cli.settings import Settings
 from meshnet.domain.layers import parse_layer_range
 from meshnet.model.cache import SliceCache
@@ -40,7 +40,7 @@ def inspect(
         print_json({**asdict(info), "legal_cuts": cuts, "path": str(found.path)})
         return
     for label, value in _facts(info, cuts):
-        out.print(f"{label:<18}{value}", markup=False)
+        print_line(f"{label:<18}{value}")
     rows = [("embeddings", _size(info.embedding_bytes))]
     rows += [(f"layer {number}", _size(size)) for number, size in enumerate(info.layer_bytes)]
     rows += [("output", _size(info.output_bytes)), ("other", _size(info.other_bytes))]
@@ -72,9 +72,7 @@ def slice_model(
     if json:
         print_json({"path": str(output), "digest": made.digest, "size": made.size})
     else:
-        out.print(
-            f"{output}: layers {layer_range}, {_size(made.size)}, {made.digest}", markup=False
-        )
+        print_line(f"{output}: layers {layer_range}, {_size(made.size)}, {made.digest}")
 
 
 def _facts(info: ModelInfo, cuts: tuple[int, ...]) -> list[tuple[str, object]]:

@@ -6,11 +6,11 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshnet.cli.options import NodeOptions
-from meshnet.cli.output import print_error, progress_bars
+from meshnet.cli.output import print_error, print_note, progress_bars
 from meshnet.cli.settings import Settings
 from meshnet.domain.errors import ModelNotFoundError
 from meshnet.domain.ids import Address, NodeId
@@ -63,6 +63,17 @@ def cut_model(
             cache.ensure(model.path, layers, progress, allow_unverified=options.allow_unverified)
             for layers in ranges
         ]
+
+
+def within_context(model: LocalModel, options: NodeOptions) -> NodeOptions:
+    """The options, with no longer a context than the model was made for."""
+    limit = describe(read_index(model.path)).context_length
+    if options.context_length <= limit:
+        return options
+    print_note(
+        f"the model's context is {limit} tokens; --ctx {options.context_length} is cut to it"
+    )
+    return replace(options, context_length=limit)
 
 
 def split_evenly(model: LocalModel, options: NodeOptions) -> tuple[LayerRange, ...]:

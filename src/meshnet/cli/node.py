@@ -7,8 +7,15 @@ from typing import Annotated
 import typer
 
 from meshnet.cli import options as opt
-from meshnet.cli.local import WORKER_COMMAND, cut_model, find_model, node_config, report_death
-from meshnet.cli.output import out, print_json, print_note
+from meshnet.cli.local import (
+    WORKER_COMMAND,
+    cut_model,
+    find_model,
+    node_config,
+    report_death,
+    within_context,
+)
+from meshnet.cli.output import print_json, print_line, print_note
 from meshnet.cli.runtime import run_async
 from meshnet.cli.settings import Settings, default_threads
 from meshnet.domain.errors import InvalidArgumentError, NodeLostError
@@ -59,7 +66,9 @@ def node(
 
     async def work() -> None:
         settings = Settings.from_environment()
-        (cut,) = cut_model(find_model(model, settings), [layer_range], settings, options)
+        found = find_model(model, settings)
+        fitting = within_context(found, options)
+        (cut,) = cut_model(found, [layer_range], settings, fitting)
         if layer_range.is_tail(cut.total_layers) and next_address is not None:
             raise InvalidArgumentError(
                 "next", f"layers {layer_range} end the model; nothing follows"
@@ -69,16 +78,14 @@ def node(
                 "anybody who reaches this port can use the node: no encryption, no password; "
                 "listen on a trusted network only"
             )
-        config = node_config(1, cut, options, address, next_address, name)
+        config = node_config(1, cut, fitting, address, next_address, name)
         keeper = NodeKeeper(WORKER_COMMAND, config, report_death)
         try:
             bound = await keeper.start()
             if json:
                 print_json({"event": "ready", "address": bound, "layers": str(layer_range)})
             else:
-                out.print(
-                    f"serving layers {layer_range} of {cut.total_layers} at {bound}", markup=False
-                )
+                print_line(f"serving layers {layer_range} of {cut.total_layers} at {bound}")
             await keeper.gone()
             raise NodeLostError("the node died again and again; it is given up")
         finally:

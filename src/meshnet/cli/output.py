@@ -29,12 +29,17 @@ err = Console(stderr=True, highlight=False)
 def print_error(message: str) -> None:
     """One line on standard error; the message's own brackets aren't markup."""
     err.print("[bold red]error:[/]", end=" ")
-    err.print(message, markup=False)
+    err.print(message, markup=False, soft_wrap=True)
 
 
 def print_note(message: str) -> None:
     """A remark on standard error."""
-    err.print(message, style="dim", markup=False)
+    err.print(message, style="dim", markup=False, soft_wrap=True)
+
+
+def print_line(message: str) -> None:
+    """One line on standard output; its own brackets aren't markup, and it isn't folded."""
+    out.print(message, markup=False, soft_wrap=True)
 
 
 def print_json(value: object) -> None:

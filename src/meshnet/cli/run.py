@@ -19,6 +19,7 @@ from meshnet.cli.local import (
     node_config,
     served_model,
     split_evenly,
+    within_context,
 )
 from meshnet.cli.output import print_json, print_timings, timing_rows
 from meshnet.cli.runtime import run_async
@@ -130,6 +131,7 @@ async def _model(
         async with served_model(found, opt.parse_chain(chain)) as served:
             yield served
         return
+    options = within_context(found, options)
     cuts = cut_model(found, split_evenly(found, options), settings, options)
     configs = [
         node_config(number, cut, options, "127.0.0.1:0", None)

@@ -18,8 +18,9 @@ from meshnet.cli.local import (
     report_death,
     served_model,
     split_evenly,
+    within_context,
 )
-from meshnet.cli.output import out
+from meshnet.cli.output import print_line
 from meshnet.cli.runtime import run_async
 from meshnet.cli.settings import Settings, default_threads
 from meshnet.gateway.app import create_app
@@ -80,9 +81,10 @@ def serve(
             if chain is not None:
                 addresses = list(opt.parse_chain(chain))
             else:
-                cuts = cut_model(found, split_evenly(found, options), settings, options)
+                fitting = within_context(found, options)
+                cuts = cut_model(found, split_evenly(found, fitting), settings, fitting)
                 configs = [
-                    node_config(number, cut, options, "127.0.0.1:0", None)
+                    node_config(number, cut, fitting, "127.0.0.1:0", None)
                     for number, cut in enumerate(cuts, start=1)
                 ]
                 addresses = await stack.enter_async_context(kept_nodes(configs, report_death))
@@ -108,4 +110,4 @@ async def _serve_until_cancelled(
 
 
 def _announce(url: str) -> None:
-    out.print(f"serving at {url}/v1 (Ctrl-C ends it)", markup=False)
+    print_line(f"serving at {url}/v1 (Ctrl-C ends it)")
