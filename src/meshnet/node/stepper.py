@@ -67,8 +67,8 @@ class EngineStepper:
     ) -> StepDone:
         """Compute a step; raises the error that the engine's status stands for.
 
-        ``meanwhile`` is called on the loop while the engine computes: work that needn't be done
-        before the step costs no time there.
+        ``meanwhile`` is called on the loop while the engine computes, this step or, if that has to
+        wait, the one before: work that needn't be done before the step costs no time there.
         """
         self._require_open()
         if len(self._waiting) >= self._max_queued:
@@ -76,6 +76,9 @@ class EngineStepper:
         waiting = _Waiting(request, time.perf_counter_ns(), self._loop.create_future(), meanwhile)
         self._waiting.append(waiting)
         self._start()
+        if meanwhile is not None and any(each is waiting for each in self._waiting):
+            waiting.meanwhile = None
+            meanwhile()
         done = await waiting.done
         if not done.result.status.ok:
             raise error_from(done.result.status)

@@ -171,7 +171,8 @@ class NodeProcess:
     async def _first_event(self, process: asyncio.subprocess.Process) -> WorkerEvent:
         if process.stdin is None or process.stdout is None:
             raise NodeNotReadyError("the worker has no pipes")
-        with contextlib.suppress(ConnectionError):
+        # A worker that is dead already has closed its pipe, for which uvloop raises RuntimeError.
+        with contextlib.suppress(ConnectionError, RuntimeError):
             process.stdin.write(self._config.to_json() + b"\n")
             await process.stdin.drain()
         line = b"more than fits in a line"

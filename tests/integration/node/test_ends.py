@@ -7,7 +7,7 @@ import pytest
 
 from meshnet.domain.errors import CancelledError, DeadlineExceededError, error_from
 from meshnet.domain.frames import Cancel, GenerationDone, SessionFailed, SessionOpened, TokenReply
-from meshnet.domain.generation import FinishReason, GenerationSpec
+from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
 from tests.support.mesh import GREEDY, Setup, alone, ask, mesh, prompt_of, start, until
 
@@ -57,6 +57,18 @@ async def test_a_cancelled_task_frees_every_node():
         asking.cancel()
         await asyncio.wait({asking})
         await chain.idle(FREE_SECONDS)
+
+
+async def test_a_cancel_that_meets_a_token_on_its_way_is_not_lost():
+    """Python 3.11's ``wait_for`` forgets a cancel that comes in the same turn as its result."""
+    async with mesh((3,), Setup(step_seconds={0: 0.3})) as chain:
+        asking = asyncio.create_task(ask(await chain.model(), prompt_of(9), 1000))
+        await asyncio.sleep(0.1)
+        ((handle, listener),) = (await chain.channel())._listeners.items()
+        listener.on_reply(TokenReply(handle, 0, GeneratedToken(9, 65)))
+        asking.cancel()
+        await asyncio.wait({asking}, timeout=1)
+        assert asking.cancelled()
 
 
 async def test_a_stop_string_ends_the_work_on_every_node():

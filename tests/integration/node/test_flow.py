@@ -21,6 +21,8 @@ from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.nodes import FlowControl
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
 from meshnet.engine.fixture import N_EMBD
+from meshnet.session.generate import ChainModel
+from meshnet.session.service import TextDelta, TextRequest
 from tests.support.mesh import GREEDY, Listener, Setup, alone, ask, mesh, prompt_of, start
 
 CHUNKS = 10
@@ -124,17 +126,39 @@ async def test_a_sender_that_ignores_its_chunk_credits_is_cut_off():
         await chain.idle()
 
 
-async def test_long_prompts_and_tokens_share_the_engine_fairly():
-    """While a long prompt is being computed, another generation goes on."""
-    setup = Setup(step_seconds={0: 0.004}, context_length=1024)
+async def tokens_of(model: ChainModel, count: int, seen: list[int]) -> None:
+    async for event in model.generate(TextRequest(prompt_of(4), GREEDY, count)):
+        if isinstance(event, TextDelta):
+            seen += [token.token_id for token in event.tokens]
+
+
+async def test_long_prompts_leave_every_second_turn_to_others_tokens():
+    setup = Setup(step_seconds={0: 0.003}, context_length=1024)
     async with mesh((), setup) as chain:
         model = await chain.model()
-        talking = asyncio.create_task(ask(model, prompt_of(4), 40))
-        await asyncio.sleep(0.05)
-        reading = asyncio.create_task(ask(model, prompt_of(20 * setup.chunk_tokens), 1))
-        done, _ = await asyncio.wait({talking, reading}, return_when=asyncio.FIRST_COMPLETED)
-        assert done
-        steps = chain.head.engine.metrics().steps
-        await asyncio.gather(talking, reading)
-        # Both wait at each turn, so neither can finish before it had about every second turn.
-        assert steps >= 35
+        seen: list[int] = []
+        talking = asyncio.create_task(tokens_of(model, 200, seen))
+        await asyncio.sleep(0.03)
+        before = len(seen)
+        # Two of them, so that a chunk waits at every turn.
+        prompts = [prompt_of(20 * setup.chunk_tokens, seed) for seed in range(2)]
+        await asyncio.gather(*(ask(model, prompt, 1) for prompt in prompts))
+        assert 25 <= len(seen) - before <= 45
+        talking.cancel()
+        await asyncio.wait({talking})
+
+
+async def test_others_tokens_leave_every_second_turn_to_a_long_prompt():
+    setup = Setup(step_seconds={0: 0.003}, context_length=1024)
+    async with mesh((), setup) as chain:
+        model = await chain.model()
+        seen: list[int] = []
+        # They don't fall into step: one waits while the other's token is computed.
+        talking = [asyncio.create_task(tokens_of(model, 400, seen)) for _ in range(2)]
+        await asyncio.sleep(0.03)
+        before = len(seen)
+        await ask(model, prompt_of(20 * setup.chunk_tokens), 1)
+        assert len(seen) - before <= 50
+        for each in talking:
+            each.cancel()
+        await asyncio.wait(talking)

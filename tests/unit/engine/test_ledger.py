@@ -2,13 +2,23 @@
 
 import pytest
 
-from meshnet.domain.errors import CacheMissError, CancelledError, ContextLengthError
+from meshnet.domain.errors import (
+    CacheMissError,
+    CancelledError,
+    ContextLengthError,
+    StaleEpochError,
+)
 from meshnet.domain.frames import SessionKey
 from meshnet.domain.ids import RouteSessionId
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, CacheResult
 from meshnet.domain.status import OK
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepRequest, StepResult, TokenOutput
-from meshnet.engine.ledger import REMEMBERED_STEPS, Admission, SessionLedger
+from meshnet.engine.ledger import (
+    REMEMBERED_ENDINGS,
+    REMEMBERED_STEPS,
+    Admission,
+    SessionLedger,
+)
 
 RESULT = StepResult(OK, TokenOutput(1), CacheResult(hit=True, past_len=1))
 
@@ -72,3 +82,56 @@ def test_a_newer_epoch_names_the_older_ones_to_drop():
     run(ledger, prefill(key("a", 1)))
     assert ledger.superseded(key("a", 2)) == [key("a", 1)]
     assert ledger.superseded(key("b", 9)) == []
+
+
+def test_a_failed_first_step_gives_its_place_back():
+    ledger = SessionLedger(1, 10)
+    admission = ledger.admit(prefill(key("a")))
+    assert isinstance(admission, Admission)
+    assert ledger.roll_back(prefill(key("a")), admission) == 0
+    assert ledger.open_sessions == 0
+    run(ledger, prefill(key("b")))
+
+
+def test_a_failed_later_step_leaves_the_session_where_it_was():
+    ledger = SessionLedger(1, 10)
+    run(ledger, prefill(key("a"), rows=3))
+    admission = ledger.admit(decode(key("a"), 3))
+    assert isinstance(admission, Admission)
+    assert ledger.roll_back(decode(key("a"), 3), admission) == 3
+    assert ledger.past_len(key("a")) == 3
+    run(ledger, decode(key("a"), 3))
+
+
+def test_a_failed_step_that_went_back_leaves_the_session_at_its_start():
+    ledger = SessionLedger(1, 10)
+    run(ledger, prefill(key("a"), rows=5))
+    back = DecodeRequest(key("a"), 2, CacheExpectation(CacheMode.TRUNCATE, 2), 9, (1,))
+    admission = ledger.admit(back)
+    assert isinstance(admission, Admission)
+    assert admission.truncate
+    ledger.roll_back(back, admission)
+    with pytest.raises(CacheMissError):
+        ledger.admit(decode(key("a"), 5))
+    run(ledger, decode(key("a"), 2))
+
+
+def test_an_open_session_refuses_older_epochs_however_many_began_since():
+    ledger = SessionLedger(2, 10)
+    run(ledger, prefill(key("old", 5)))
+    for number in range(REMEMBERED_ENDINGS + 1):
+        run(ledger, prefill(key(str(number))))
+        ledger.release(key(str(number)))
+    with pytest.raises(StaleEpochError):
+        ledger.admit(prefill(key("old", 4)))
+
+
+def test_caches_that_are_lost_miss_and_their_places_are_free():
+    ledger = SessionLedger(2, 10)
+    for name in "ab":
+        run(ledger, prefill(key(name)))
+    ledger.release_all()
+    assert ledger.open_sessions == 0
+    with pytest.raises(CacheMissError):
+        ledger.admit(decode(key("a"), 1))
+    run(ledger, prefill(key("a")))
