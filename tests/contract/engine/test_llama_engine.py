@@ -10,27 +10,22 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from meshnet.domain.errors import EngineError, InvalidArgumentError, NodeNotReadyError
-from meshnet.domain.frames import SessionKey
-from meshnet.domain.ids import RouteSessionId
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, LifecycleState
-from meshnet.domain.recipe import Recipe
 from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.status import StatusCode
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
 from meshnet.engine.base import (
-    DecodeRequest,
     EngineLimits,
     LoadRequest,
-    PrefillRequest,
     ShardEngine,
-    StepResult,
     TokenChoice,
 )
 from meshnet.engine.contract import CHECKS
 from meshnet.engine.llamacpp.engine import LlamaShardEngine
 from meshnet.model.cache import SliceCache, SliceFile
 from meshnet.model.gguf import read_index
+from tests.support.llama_bench import CHUNK, Bench, good, load_request
 from tests.support.tiny_gguf import TinyModel, build
 
 LAYERS = 4
@@ -41,7 +36,6 @@ MODELS = {
     "qwen3moe": TinyModel("qwen3moe", layers=LAYERS, quantization=GGMLQuantizationType.F16),
 }
 """Decode steps share a batch in the first alone; see ``exactness``."""
-CHUNK = 16
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +49,6 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Sl
         for place, (start, end) in SHARDS.items():
             made[name, place] = cache.ensure(path, LayerRange(start, end))
     return made
-
-
-def load_request(cut: SliceFile, limits: EngineLimits) -> LoadRequest:
-    recipe = Recipe(cut.model_digest, "libllama", "test", chunk_tokens=CHUNK)
-    layers = cut.layers
-    return LoadRequest(cut.path, layers.start, layers.end, cut.total_layers, recipe, limits)
 
 
 @pytest.fixture
@@ -81,71 +69,6 @@ def test_libllama_keeps_the_contract(check, place, architecture, slices, engines
         return engines[-1], load_request(slices[architecture, place], limits)
 
     check(make)
-
-
-class Bench:
-    """A loaded shard with room for four sessions, and steps with random inputs for it."""
-
-    def __init__(self, cut: SliceFile, limits: EngineLimits | None = None) -> None:
-        self.engine = LlamaShardEngine()
-        self.limits = limits or EngineLimits(context_length=64, max_sessions=4)
-        self.engine.load(load_request(cut, self.limits))
-        self.held = self.engine.capabilities()
-        self.steps: dict[str, int] = {}
-
-    def _expectation(self, position: int) -> CacheExpectation:
-        return CacheExpectation(CacheMode.EXACT if position else CacheMode.FRESH, position)
-
-    def request(
-        self, name: str, position: int, rows: int, choice: TokenChoice | None = None
-    ) -> PrefillRequest:
-        """Inputs are equal for equal names and positions."""
-        self.steps[name] = self.steps.get(name, -1) + 1
-        draw = [np.random.default_rng([ord(name), position + i]) for i in range(rows)]
-        tokens: tuple[int, ...] = ()
-        bundle: BoundaryBundle | None = None
-        if self.held.is_head:
-            tokens = tuple(int(each.integers(0, 256)) for each in draw)
-        else:
-            data = np.stack([each.standard_normal(self.held.n_embd, np.float32) for each in draw])
-            tensor = EngineTensor(RESIDUAL, DType.FLOAT32, data.shape, data.tobytes())
-            bundle = BoundaryBundle((tensor,))
-        return PrefillRequest(
-            SessionKey(RouteSessionId(name), 0),
-            position,
-            self._expectation(position),
-            self.steps[name],
-            tokens,
-            bundle,
-            choice or TokenChoice(),
-        )
-
-    def decode(
-        self, name: str, position: int, choice: TokenChoice | None = None, rows: int = 1
-    ) -> DecodeRequest:
-        request = self.request(name, position, rows, choice)
-        return DecodeRequest(
-            request.key,
-            position,
-            request.expectation,
-            request.idempotency_step,
-            request.token_ids,
-            request.input,
-            request.choice,
-        )
-
-    def prefilled(self, *names: str) -> None:
-        for name in names:
-            good(self.engine.prefill(self.request(name, 0, 5)))
-
-    def release(self, name: str) -> None:
-        self.engine.release(SessionKey(RouteSessionId(name), 0))
-        self.steps.pop(name, None)
-
-
-def good(result: StepResult) -> object:
-    assert result.status.ok, result.status
-    return result.output
 
 
 @pytest.fixture(params=SHARDS)

@@ -124,7 +124,7 @@ async def test_every_call_of_the_schema_is_served(tail: ExternalNode) -> None:
             assert await call.code() is not grpc.StatusCode.UNIMPLEMENTED, method.name
 
 
-async def test_fields_of_a_newer_peer_travel_through_a_node(language: Language) -> None:
+async def test_a_middle_hands_on_the_terms_and_what_a_newer_peer_adds(language: Language) -> None:
     newer = Unknown(b"\xfa\x3f\x05later", b"\xf8\x3f\x07")  # field 1023, as bytes and as a number
     newer_reply = Unknown(b"\xf0\x3f\x01")
 
@@ -140,10 +140,11 @@ async def test_fields_of_a_newer_peer_travel_through_a_node(language: Language) 
     beyond = ScriptedService(answer)
     server = GrpcNodeServer(beyond, "127.0.0.1:0")
     hop = Hop(NodeId("beyond"), await server.start(), LayerRange(4, LAYERS))
-    with ExternalNode(language, NodeSetup(LayerRange(2, 4), NodeId("middle"))) as node:
+    setup = NodeSetup(LayerRange(2, 4), NodeId("middle"), flow=FlowControl(chunk_credits=2))
+    with ExternalNode(language, setup) as node:
         peer = GrpcTransport().peer(node.address)
         seam = await peer.open_seam(TIMEOUT)
-        session = Upstream(seam, node.setup, [node.hop, hop])
+        session = Upstream(seam, setup, [node.hop, hop])
         seam.send(replace(session.opening(), unknown=newer))
         await receive(seam, SessionOpened)
         (chunk,) = session.chunks(PROMPT[:8])
@@ -157,6 +158,8 @@ async def test_fields_of_a_newer_peer_travel_through_a_node(language: Language) 
     await server.stop()
     opened, prefilled, decoded = beyond.received[:3]
     assert isinstance(opened, OpenSession)
+    assert opened.terms == replace(session.terms, hops=(hop,))
+    assert opened.flow == setup.flow
     assert isinstance(prefilled, PrefillChunk)
     assert isinstance(decoded, DecodeFrame)
     assert opened.unknown == prefilled.unknown == newer
