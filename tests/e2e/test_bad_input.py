@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshnet.cli.main import main
+from meshnet.cli.main import run_command
 from tests.support.commands import Ended, meshnet, require_clean
 
 
@@ -50,7 +50,7 @@ def run_here(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as caught:
-        main()
+        run_command()
     captured = capsys.readouterr()
     return Ended(int(caught.value.code or 0), captured.out, captured.err)
 

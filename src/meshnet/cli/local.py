@@ -113,6 +113,20 @@ def node_config(
     )
 
 
+def local_configs(model: LocalModel, settings: Settings, options: NodeOptions) -> list[NodeConfig]:
+    """Nodes on this machine that hold the whole model between them, cut evenly.
+
+    Called outside the event loop: writing slices takes as long as the disk does, and Ctrl-C must
+    end it at once.
+    """
+    fitting = within_context(model, options)
+    cuts = cut_model(model, split_evenly(model, fitting), settings, fitting)
+    return [
+        node_config(number, cut, fitting, "127.0.0.1:0", None)
+        for number, cut in enumerate(cuts, start=1)
+    ]
+
+
 @asynccontextmanager
 async def local_nodes(
     configs: Sequence[NodeConfig],

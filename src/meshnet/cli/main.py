@@ -38,8 +38,8 @@ def _common(
     logging.getLogger("meshnet.libllama").propagate = verbose
 
 
-def main() -> None:
-    """Entry point: errors become one line and an exit status, never a traceback."""
+def run_command() -> None:
+    """Run what the arguments say: errors become one line and an exit status, no traceback."""
     try:
         app()
     except (MeshnetError, ExceptionGroup) as error:

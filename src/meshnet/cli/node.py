@@ -16,7 +16,7 @@ from meshnet.cli.local import (
     within_context,
 )
 from meshnet.cli.output import print_json, print_line, print_note
-from meshnet.cli.runtime import run_async
+from meshnet.cli.runtime import interruptible, run_async
 from meshnet.cli.settings import Settings, default_threads
 from meshnet.domain.errors import InvalidArgumentError, NodeLostError
 from meshnet.domain.layers import parse_layer_range
@@ -64,21 +64,21 @@ def node(
         allow_unverified,
     )
 
-    async def work() -> None:
-        settings = Settings.from_environment()
+    settings = Settings.from_environment()
+    with interruptible():
         found = find_model(model, settings)
         fitting = within_context(found, options)
         (cut,) = cut_model(found, [layer_range], settings, fitting)
-        if layer_range.is_tail(cut.total_layers) and next_address is not None:
-            raise InvalidArgumentError(
-                "next", f"layers {layer_range} end the model; nothing follows"
-            )
-        if not address.startswith(LOOPBACK):
-            print_note(
-                "anybody who reaches this port can use the node: no encryption, no password; "
-                "listen on a trusted network only"
-            )
-        config = node_config(1, cut, fitting, address, next_address, name)
+    if layer_range.is_tail(cut.total_layers) and next_address is not None:
+        raise InvalidArgumentError("next", f"layers {layer_range} end the model; nothing follows")
+    if not address.startswith(LOOPBACK):
+        print_note(
+            "anybody who reaches this port can use the node: no encryption, no password; "
+            "listen on a trusted network only"
+        )
+    config = node_config(1, cut, fitting, address, next_address, name)
+
+    async def work() -> None:
         keeper = NodeKeeper(WORKER_COMMAND, config, report_death)
         try:
             bound = await keeper.start()

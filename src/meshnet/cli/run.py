@@ -13,18 +13,17 @@ import typer
 from meshnet.cli import options as opt
 from meshnet.cli.chat import chat
 from meshnet.cli.local import (
-    cut_model,
+    LocalModel,
     find_model,
+    local_configs,
     local_nodes,
-    node_config,
     served_model,
-    split_evenly,
-    within_context,
 )
 from meshnet.cli.output import print_json, print_timings, timing_rows
-from meshnet.cli.runtime import run_async
+from meshnet.cli.runtime import interruptible, run_async
 from meshnet.cli.settings import Settings, default_threads
 from meshnet.domain.errors import InvalidArgumentError, NodeLostError
+from meshnet.node.config import NodeConfig
 from meshnet.node.supervisor import NodeProcess
 from meshnet.session.generate import ChainModel
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
@@ -86,8 +85,13 @@ def run(
         allow_unverified=allow_unverified,
     )
 
+    settings = Settings.from_environment()
+    with interruptible():
+        found = find_model(model, settings)
+        configs = [] if chain is not None else local_configs(found, settings, node_options)
+
     async def work() -> None:
-        async with _model(model, chain, node_options) as served:
+        async with _served(found, chain, configs) as served:
             if question is None:
                 await chat(served, sampling, max_tokens, system, show_timings=timings)
                 return
@@ -121,25 +125,17 @@ def _messages(question: str, system: str | None) -> list[dict[str, object]]:
 
 
 @asynccontextmanager
-async def _model(
-    argument: str, chain: str | None, options: opt.NodeOptions
+async def _served(
+    model: LocalModel, chain: str | None, configs: Sequence[NodeConfig]
 ) -> AsyncIterator[ChainModel]:
     """The model over nodes that already run, or over nodes of its own."""
-    settings = Settings.from_environment()
-    found = find_model(argument, settings)
     if chain is not None:
-        async with served_model(found, opt.parse_chain(chain)) as served:
+        async with served_model(model, opt.parse_chain(chain)) as served:
             yield served
         return
-    options = within_context(found, options)
-    cuts = cut_model(found, split_evenly(found, options), settings, options)
-    configs = [
-        node_config(number, cut, options, "127.0.0.1:0", None)
-        for number, cut in enumerate(cuts, start=1)
-    ]
     async with (
         local_nodes(configs) as (addresses, processes),
-        served_model(found, addresses) as served,
+        served_model(model, addresses) as served,
     ):
         try:
             yield served

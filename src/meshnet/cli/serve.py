@@ -11,17 +11,14 @@ import typer
 
 from meshnet.cli import options as opt
 from meshnet.cli.local import (
-    cut_model,
     find_model,
     kept_nodes,
-    node_config,
+    local_configs,
     report_death,
     served_model,
-    split_evenly,
-    within_context,
 )
 from meshnet.cli.output import print_line
-from meshnet.cli.runtime import run_async
+from meshnet.cli.runtime import interruptible, run_async
 from meshnet.cli.settings import Settings, default_threads
 from meshnet.gateway.app import create_app
 from meshnet.gateway.config import GatewayConfig
@@ -73,25 +70,21 @@ def serve(
         allow_unverified,
     )
 
-    async def work() -> None:
-        # First of all: a port that is in use is known before a model is cut and loaded.
-        listener = open_listener(host, port)
+    # First of all: a port that is in use is known before a model is cut and loaded.
+    with interruptible(), open_listener(host, port) as listener:
         found = find_model(model, settings)
-        async with AsyncExitStack() as stack:
-            if chain is not None:
-                addresses = list(opt.parse_chain(chain))
-            else:
-                fitting = within_context(found, options)
-                cuts = cut_model(found, split_evenly(found, fitting), settings, fitting)
-                configs = [
-                    node_config(number, cut, fitting, "127.0.0.1:0", None)
-                    for number, cut in enumerate(cuts, start=1)
-                ]
-                addresses = await stack.enter_async_context(kept_nodes(configs, report_death))
-            served = await stack.enter_async_context(served_model(found, addresses, name))
-            await _serve_until_cancelled(served, config, listener)
+        configs = [] if chain is not None else local_configs(found, settings, options)
 
-    run_async(work())
+        async def work() -> None:
+            async with AsyncExitStack() as stack:
+                if chain is not None:
+                    addresses = list(opt.parse_chain(chain))
+                else:
+                    addresses = await stack.enter_async_context(kept_nodes(configs, report_death))
+                served = await stack.enter_async_context(served_model(found, addresses, name))
+                await _serve_until_cancelled(served, config, listener)
+
+        run_async(work())
 
 
 async def _serve_until_cancelled(

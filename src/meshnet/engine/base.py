@@ -49,12 +49,12 @@ class EngineLimits:
 
     context_length: int = 4096
     """Positions one session may hold."""
-    max_sessions: int = 4
+    max_sessions: int = 8
     """Sessions with a cache at once."""
     threads: int = 1
     gpu_layers: int = 0
     memory_bytes: int = 0
-    """Upper bound for weights plus cache; 0 means no bound."""
+    """Upper bound for the shard's weights; 0 means no bound."""
 
     def __post_init__(self) -> None:
         for name, low in (("context_length", 1), ("max_sessions", 1), ("threads", 1)):
@@ -124,7 +124,6 @@ class LoadResult:
 
     capabilities: EngineCapabilities
     weight_bytes: int = 0
-    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

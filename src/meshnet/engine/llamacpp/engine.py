@@ -75,6 +75,7 @@ class LlamaShardEngine(ShardEngine):
         context = LlamaContext(request, max_outputs=request.limits.max_sessions)
         try:
             _require_same_layers(context, request)
+            _require_room(context.weight_bytes, request.limits.memory_bytes)
             exact = exact_decode_rows(
                 context, request.limits.max_sessions, head=request.shard_start == 0
             )
@@ -270,6 +271,14 @@ class LlamaShardEngine(ShardEngine):
     def _count(self, **added: int) -> None:
         totals = {name: getattr(self._metrics, name) + value for name, value in added.items()}
         self._metrics = replace(self._metrics, **totals)
+
+
+def _require_room(weight_bytes: int, memory_bytes: int) -> None:
+    if memory_bytes and weight_bytes > memory_bytes:
+        raise EngineError(
+            f"the shard's weights take {weight_bytes} bytes, more than the {memory_bytes} allowed; "
+            f"give it fewer layers"
+        )
 
 
 def _require_same_layers(context: LlamaContext, request: LoadRequest) -> None:
