@@ -17,7 +17,7 @@ help: ## List the targets
 
 setup: $(BIN)/.ready ## Virtual environment with everything, llama-cpp-python built once and cached
 
-$(BIN)/.ready: pyproject.toml native/tap/tap.c scripts/setup.sh scripts/llama_wheel/__main__.py scripts/llama_wheel/lean.cmake
+$(BIN)/.ready: pyproject.toml setup.py native/tap/tap.c scripts/setup.sh scripts/llama_wheel/__main__.py scripts/llama_wheel/lean.cmake
 	PYTHON="$(PYTHON)" CACHE="$(CACHE)" sh scripts/setup.sh $(VENV)
 
 demo: setup ## Generate text with SmolLM2 through three node processes

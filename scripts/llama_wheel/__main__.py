@@ -77,6 +77,30 @@ def require_tools() -> None:
             sys.exit(f"building llama-cpp-python needs `{tool}`, which is missing: {hint}")
 
 
+def run_logged(command: list[str], environment: dict[str, str], log: Path) -> int:
+    """Run a command into a log file; on a terminal, show how many build steps are done."""
+    show = sys.stderr.isatty()
+    with (
+        log.open("w", encoding="utf-8") as sink,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as running,
+    ):
+        for line in running.stdout or ():
+            sink.write(line)
+            step = re.match(r"\s*\[(\d+)/(\d+)\]", line)
+            if show and step is not None:
+                print(f"\r  step {step[1]} of {step[2]}", end="", file=sys.stderr, flush=True)
+    if show:
+        print(file=sys.stderr)
+    return running.returncode
+
+
 def build(requirement: str, folder: Path) -> Path:
     require_tools()
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,12 +117,11 @@ def build(requirement: str, folder: Path) -> Path:
     # The temporary folder is inside the cache so that the last step is a rename, never a half file.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         log = folder / "build.log"
-        with log.open("w", encoding="utf-8") as sink:
-            command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", scratch]
-            command += ["--no-binary", "llama-cpp-python", "-v", requirement]
-            done = subprocess.run(command, check=False, env=environment, stdout=sink, stderr=sink)
+        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", scratch]
+        command += ["--no-binary", "llama-cpp-python", "-v", requirement]
+        code = run_logged(command, environment, log)
         built = list(Path(scratch).glob("llama_cpp_python-*.whl"))
-        if done.returncode != 0 or not built:
+        if code != 0 or not built:
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:])
             sys.exit(f"{tail}\nthe build failed; the whole log is in {log}")
         target = folder / built[0].name
