@@ -86,7 +86,8 @@ pb::Envelope opening(const Chain& chain, size_t first, const std::string& sessio
   return envelope;
 }
 
-Stream::Stream(const Node& node) : context_(bounded()), stream_(node.stub->Session(context_.get())) {}
+Stream::Stream(const Node& node)
+    : context_(bounded()), stream_(node.stub->Session(context_.get())) {}
 
 void Stream::send(const pb::SessionRequest& request) {
   if (!stream_->Write(request)) throw std::runtime_error("the stream takes no more requests");

@@ -42,9 +42,10 @@ class Options {
         "--context", "--recipe-digest", "--recipe-id",   "--credits", "--chunk-tokens",
         "--next",    "--max-sessions", "--max-chunk-bytes"};
     for (int i = 1; i < argc; i += 2) {
-      if (kNames.count(argv[i]) == 0) throw std::invalid_argument(argv[i] + std::string("?"));
-      if (i + 1 == argc) throw std::invalid_argument(argv[i] + std::string(" needs a value"));
-      values_[argv[i]] = argv[i + 1];
+      const std::string name = argv[i];
+      if (kNames.count(name) == 0) throw std::invalid_argument(name + " is no option");
+      if (i + 1 == argc) throw std::invalid_argument(name + " needs a value");
+      values_[name] = argv[i + 1];
     }
   }
 
@@ -143,14 +144,13 @@ void serve(const Options& options, const sigset_t& signals) {
   grpc::ServerBuilder builder;
   builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
-  builder.SetMaxReceiveMessageSize(
-      static_cast<int>(std::min<uint64_t>(INT32_MAX, capability.flow().max_chunk_bytes() + kFrameSlack)));
+  const uint64_t largest = capability.flow().max_chunk_bytes() + kFrameSlack;
+  builder.SetMaxReceiveMessageSize(static_cast<int>(std::min<uint64_t>(INT32_MAX, largest)));
   // A port that another process listens at is an error and not to be shared.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // Peers ask often whether this node lives, also while nothing is going on.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (!server || port == 0) throw std::runtime_error("can't listen at " + listen);
   std::cout << listen.substr(0, listen.rfind(':')) << ':' << port << std::endl;

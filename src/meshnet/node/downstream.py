@@ -10,6 +10,7 @@ from meshnet.domain.errors import MeshnetError, NodeError, NodeLostError, error_
 from meshnet.domain.frames import (
     Cancel,
     OpenSession,
+    PrefillChunk,
     Release,
     SeamReply,
     SeamRequest,
@@ -47,6 +48,8 @@ class Downstream:
         self._channel = channel
         self._hop = hop
         self._credits = Credits()
+        self._last_chunk = -1
+        """The highest step of a chunk that was handed on."""
         loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[SessionOpened] = loop.create_future()
         self._released: asyncio.Future[SessionReleased] = loop.create_future()
@@ -58,9 +61,11 @@ class Downstream:
         opened = await self._within(self._opened, "accept the session")
         self._credits.add(opened.flow.strictest(request.flow).chunk_credits)
 
-    async def take_credit(self) -> None:
-        """Wait until the next node takes another chunk; the session's deadline bounds it."""
+    async def send_chunk(self, chunk: PrefillChunk) -> None:
+        """Send a chunk once the next node takes one; the session's deadline bounds the wait."""
         await self._credits.take()
+        self._last_chunk = max(self._last_chunk, chunk.step)
+        self.send(chunk)
 
     async def release(self) -> tuple[HopTimings, ...]:
         """Release the session behind; returns those nodes' timings."""
@@ -91,7 +96,8 @@ class Downstream:
             case TokenReply():
                 self._owner.token_returned(reply)
             case StepAck():
-                self._credits.add(0 if reply.duplicate else 1)
+                # A repeated decode step is acknowledged too, but took no credit.
+                self._credits.add(1 if reply.step <= self._last_chunk else 0)
             case SessionOpened() if not self._opened.done():
                 self._opened.set_result(reply)
             case SessionReleased() if not self._released.done():

@@ -231,8 +231,7 @@ class ShardSession(abc.ABC):
             if chunk is None or chunk.final:
                 self._choose(request, result)
         elif chunk is not None:
-            await self._downstream.take_credit()
-            self._downstream.send(
+            await self._downstream.send_chunk(
                 self._chunk_frame(self._downstream.handle, request, chunk, result, unknown)
             )
         else:

@@ -31,7 +31,7 @@ from meshnet.session.generate import ChainModel
 from meshnet.transport.base import ClientSeam, Peer
 from meshnet.transport.channel import ChannelPool
 from meshnet.transport.seam_client import GrpcTransport
-from tests.support.external_node import (
+from tests.support.external_node import Language, (
     LAYERS,
     ExternalNode,
     Language,
@@ -254,9 +254,9 @@ async def test_the_loss_of_a_later_node_is_told_by_name(languages: Sequence[Lang
         await peer.close()
 
 
-@pytest.mark.native
-async def test_chunks_that_come_again_use_no_credits_up() -> None:
-    with external_chain(("native", "native", "native"), (2, 4)) as nodes:
+@pytest.mark.parametrize("lane", ["python", pytest.param("native", marks=pytest.mark.native)])
+async def test_chunks_that_come_again_use_no_credits_up(lane: Language) -> None:
+    with external_chain((lane, lane, lane), (2, 4)) as nodes:
         peer = GrpcTransport().peer(nodes[1].address)
         seam = await peer.open_seam(TIMEOUT)
         session = Upstream(seam, nodes[1].setup, [node.hop for node in nodes[1:]])
