@@ -31,7 +31,7 @@ from meshnet.session.generate import ChainModel
 from meshnet.transport.base import ClientSeam, Peer
 from meshnet.transport.channel import ChannelPool
 from meshnet.transport.seam_client import GrpcTransport
-from tests.support.external_node import Language, (
+from tests.support.external_node import (
     LAYERS,
     ExternalNode,
     Language,
