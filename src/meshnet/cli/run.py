@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -27,6 +28,9 @@ from meshnet.node.config import NodeConfig
 from meshnet.node.supervisor import NodeProcess
 from meshnet.session.generate import ChainModel
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+
+DEATH_SECONDS = 0.3
+"""How long after a node was lost its process may take to be seen dead."""
 
 
 def run(
@@ -145,11 +149,14 @@ async def _served(
 
 async def _explained(error: NodeLostError, processes: Sequence[NodeProcess]) -> NodeLostError:
     """The same error, told by the supervisor of the process that died, if one did."""
-    for process in processes:
-        death = await process.death(within_seconds=0.3)
-        if death is not None:
-            return death.error()
-    return error
+    watches = [asyncio.create_task(process.wait()) for process in processes]
+    done, alive = await asyncio.wait(
+        watches, timeout=DEATH_SECONDS, return_when=asyncio.FIRST_COMPLETED
+    )
+    for watch in alive:
+        watch.cancel()
+    await asyncio.gather(*alive, return_exceptions=True)
+    return done.pop().result().error() if done else error
 
 
 async def _stream(model: ChainModel, request: TextRequest, *, show_timings: bool) -> None:

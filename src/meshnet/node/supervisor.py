@@ -131,14 +131,6 @@ class NodeProcess:
         await asyncio.wait([self._words], timeout=0.2)
         return WorkerDeath(self.node_id, self.layers, returncode, tuple(self._last_words))
 
-    async def death(self, within_seconds: float) -> WorkerDeath | None:
-        """How the worker died, if it does within that time; None if it lives on."""
-        try:
-            async with asyncio.timeout(within_seconds):
-                return await self.wait()
-        except TimeoutError:
-            return None
-
     async def stop(self) -> None:
         """End the worker: by closing its input, and by force if it lingers. Idempotent.
 
