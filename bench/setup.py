@@ -141,7 +141,7 @@ async def chain_of(
     ]
     async with (
         local_nodes(configs) as (addresses, processes),
-        served_model(model, addresses) as served,
+        served_model(model, addresses, cuts[0].model_digest) as served,
     ):
         yield served, processes
 

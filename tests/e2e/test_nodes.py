@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.commands import Command, command, meshnet, require_clean, until
+from tests.support.tiny_gguf import TinyModel, build
 from tests.support.unsplit import unsplit_tokens
 
 END_SECONDS = 2.0
@@ -126,3 +127,12 @@ def reachable(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+async def test_nodes_of_another_model_are_refused_with_both_digests(tmp_path, tiny, env):
+    other = build(tmp_path / "other.gguf", TinyModel(layers=6, seed=9))
+    async with node(tiny, "0:6", env) as (_, address):
+        run = await meshnet("run", other, *ASKED, "--chain", address, env=env)
+    assert run.status == 1
+    assert "another model" in run.said
+    assert run.said.count("sha256:") == 2

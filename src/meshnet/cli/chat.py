@@ -6,14 +6,14 @@ import contextlib
 import sys
 import termios
 from collections.abc import Iterator
+from dataclasses import replace
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from meshnet.cli.output import out, print_error, print_note, print_timings, timing_rows
-from meshnet.domain.errors import InputError, ResourceExhaustedError
-from meshnet.domain.sampling import SamplingParams
+from meshnet.domain.errors import DeadlineExceededError, InputError, ResourceExhaustedError
 from meshnet.session.generate import ChainModel
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
 
@@ -21,14 +21,9 @@ HELP = "/clear starts anew, /help shows this, /exit or Ctrl-D leaves. End a line
 
 
 async def chat(
-    model: ChainModel,
-    sampling: SamplingParams,
-    max_tokens: int | None,
-    system: str | None,
-    *,
-    show_timings: bool,
+    model: ChainModel, terms: TextRequest, system: str | None, *, show_timings: bool
 ) -> None:
-    """Talk until Ctrl-D, Ctrl-C or ``/exit``."""
+    """Talk until Ctrl-D, Ctrl-C or ``/exit``; each answer within ``terms``, whatever its prompt."""
     out.print(f"[bold]{model.name}[/], context {model.context_length} tokens. {HELP}")
     first: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     messages = list(first)
@@ -49,9 +44,7 @@ async def chat(
         elif text:
             messages.append({"role": "user", "content": text})
             with _unechoed():
-                answer = await _answer(
-                    model, messages, sampling, max_tokens, show_timings=show_timings
-                )
+                answer = await _answer(model, messages, terms, show_timings=show_timings)
             if answer is None:
                 messages.pop()
             else:
@@ -83,8 +76,7 @@ async def _read(session: PromptSession[str]) -> str:
 async def _answer(
     model: ChainModel,
     messages: list[dict[str, object]],
-    sampling: SamplingParams,
-    max_tokens: int | None,
+    terms: TextRequest,
     *,
     show_timings: bool,
 ) -> str | None:
@@ -93,7 +85,7 @@ async def _answer(
     summary: GenerationSummary | None = None
     try:
         tokens = model.prompt_from_messages(messages)
-        request = TextRequest(tokens, sampling, max_tokens)
+        request = replace(terms, prompt=tokens)
         async with contextlib.aclosing(model.generate(request)) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
@@ -102,7 +94,7 @@ async def _answer(
                     sys.stdout.flush()
                 else:
                     summary = event
-    except (InputError, ResourceExhaustedError) as error:
+    except (InputError, ResourceExhaustedError, DeadlineExceededError) as error:
         print_error(f"{error.message} (/clear starts a new conversation)")
         return None
     sys.stdout.write("\n")

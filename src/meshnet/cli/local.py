@@ -12,8 +12,8 @@ from pathlib import Path
 from meshnet.cli.options import NodeOptions
 from meshnet.cli.output import print_error, print_note, progress_bars
 from meshnet.cli.settings import Settings
-from meshnet.domain.errors import ModelNotFoundError
-from meshnet.domain.ids import Address, NodeId
+from meshnet.domain.errors import FingerprintMismatchError, ModelNotFoundError
+from meshnet.domain.ids import Address, Digest, NodeId
 from meshnet.domain.layers import LayerRange, even_ranges
 from meshnet.domain.nodes import FlowControl
 from meshnet.engine.llamacpp.vocabulary import Vocabulary
@@ -63,6 +63,12 @@ def cut_model(
             cache.ensure(model.path, layers, progress, allow_unverified=options.allow_unverified)
             for layers in ranges
         ]
+
+
+def model_digest(model: LocalModel, settings: Settings) -> Digest:
+    """The model's digest, computed with a progress bar unless it is known."""
+    with progress_bars() as progress:
+        return SliceCache(settings.cache).digest(model.path, progress)
 
 
 def within_context(model: LocalModel, options: NodeOptions) -> NodeOptions:
@@ -153,14 +159,26 @@ async def kept_nodes(
 
 @asynccontextmanager
 async def served_model(
-    model: LocalModel, addresses: Sequence[Address], name: str | None = None
+    model: LocalModel, addresses: Sequence[Address], digest: Digest, name: str | None = None
 ) -> AsyncIterator[ChainModel]:
-    """The model over the chain of nodes at ``addresses``."""
+    """The model over the chain of nodes at ``addresses``.
+
+    ``digest`` is the local file's, whose vocabulary is used: raises ``FingerprintMismatchError`` if
+    the nodes hold another model.
+    """
     async with AsyncExitStack() as stack:
+        # Freed last: until the channels are closed, tokens may still arrive.
+        vocabulary = stack.enter_context(Vocabulary.load(model.path))
         channels = ChannelPool(GrpcTransport(FlowControl()))
         stack.push_async_callback(channels.close)
-        vocabulary = stack.enter_context(Vocabulary.load(model.path))
         chain = await find_chain(channels, addresses)
+        theirs = chain.fingerprint.model_artifact_digest
+        if theirs != digest:
+            raise FingerprintMismatchError(
+                f"the nodes hold another model than {model.path}: {theirs} there, {digest} here",
+                here=digest,
+                there=theirs,
+            )
         yield ChainModel(name or model.name, vocabulary, chain, channels)
 
 

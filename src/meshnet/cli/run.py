@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -18,12 +19,19 @@ from meshnet.cli.local import (
     find_model,
     local_configs,
     local_nodes,
+    model_digest,
     served_model,
 )
 from meshnet.cli.output import print_json, print_timings, timing_rows
 from meshnet.cli.runtime import interruptible, run_async
 from meshnet.cli.settings import Settings, default_threads
-from meshnet.domain.errors import InvalidArgumentError, NodeLostError
+from meshnet.domain.errors import (
+    InvalidArgumentError,
+    NodeError,
+    NodeLostError,
+    NodeUnreachableError,
+)
+from meshnet.domain.ids import Digest
 from meshnet.node.config import NodeConfig
 from meshnet.node.supervisor import NodeProcess
 from meshnet.session.generate import ChainModel
@@ -56,6 +64,9 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue PROMPT without a chat template.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds that an answer may take.")
+    ] = 3600.0,
     timings: Annotated[bool, typer.Option("--timings", help="Show where the time went.")] = False,
     json: opt.Json = False,
     gpu_layers: opt.GpuLayers = 0,
@@ -92,19 +103,22 @@ def run(
     settings = Settings.from_environment()
     with interruptible():
         found = find_model(model, settings)
+        digest = model_digest(found, settings)
         configs = [] if chain is not None else local_configs(found, settings, node_options)
 
+    terms = TextRequest((), sampling, max_tokens, tuple(stop or ()), timeout_seconds=timeout)
+
     async def work() -> None:
-        async with _served(found, chain, configs) as served:
+        async with _served(found, digest, chain, configs) as served:
             if question is None:
-                await chat(served, sampling, max_tokens, system, show_timings=timings)
+                await chat(served, terms, system, show_timings=timings)
                 return
             tokens = (
                 served.prompt_from_text(question)
                 if raw
                 else served.prompt_from_messages(_messages(question, system))
             )
-            request = TextRequest(tokens, sampling, max_tokens, tuple(stop or ()))
+            request = replace(terms, prompt=tokens)
             if json:
                 print_json(await _collect(served, request))
             else:
@@ -117,7 +131,10 @@ def _read_prompt(prompt: str | None) -> str | None:
     """The prompt's text; None means a chat on the terminal."""
     if prompt is None and sys.stdin.isatty():
         return None
-    text = sys.stdin.read() if prompt in (None, "-") else prompt
+    try:
+        text = sys.stdin.read() if prompt in (None, "-") else prompt
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError("PROMPT", "standard input isn't UTF-8 text") from error
     if not text or not text.strip():
         raise InvalidArgumentError("PROMPT", "it is empty")
     return text
@@ -130,24 +147,24 @@ def _messages(question: str, system: str | None) -> list[dict[str, object]]:
 
 @asynccontextmanager
 async def _served(
-    model: LocalModel, chain: str | None, configs: Sequence[NodeConfig]
+    model: LocalModel, digest: Digest, chain: str | None, configs: Sequence[NodeConfig]
 ) -> AsyncIterator[ChainModel]:
     """The model over nodes that already run, or over nodes of its own."""
     if chain is not None:
-        async with served_model(model, opt.parse_chain(chain)) as served:
+        async with served_model(model, opt.parse_chain(chain), digest) as served:
             yield served
         return
     async with (
         local_nodes(configs) as (addresses, processes),
-        served_model(model, addresses) as served,
+        served_model(model, addresses, digest) as served,
     ):
         try:
             yield served
-        except NodeLostError as error:
+        except (NodeLostError, NodeUnreachableError) as error:
             raise await _explained(error, processes) from error
 
 
-async def _explained(error: NodeLostError, processes: Sequence[NodeProcess]) -> NodeLostError:
+async def _explained(error: NodeError, processes: Sequence[NodeProcess]) -> NodeError:
     """The same error, told by the supervisor of the process that died, if one did."""
     watches = [asyncio.create_task(process.wait()) for process in processes]
     done, alive = await asyncio.wait(

@@ -14,6 +14,7 @@ from meshnet.cli.local import (
     find_model,
     kept_nodes,
     local_configs,
+    model_digest,
     report_death,
     served_model,
 )
@@ -73,6 +74,7 @@ def serve(
     # First of all: a port that is in use is known before a model is cut and loaded.
     with interruptible(), open_listener(host, port) as listener:
         found = find_model(model, settings)
+        digest = model_digest(found, settings)
         configs = [] if chain is not None else local_configs(found, settings, options)
 
         async def work() -> None:
@@ -81,7 +83,9 @@ def serve(
                     addresses = list(opt.parse_chain(chain))
                 else:
                     addresses = await stack.enter_async_context(kept_nodes(configs, report_death))
-                served = await stack.enter_async_context(served_model(found, addresses, name))
+                served = await stack.enter_async_context(
+                    served_model(found, addresses, digest, name)
+                )
                 await _serve_until_cancelled(served, config, listener)
 
         run_async(work())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import Digest
 from meshnet.domain.layers import LayerRange
 from meshnet.model.check import check_index
@@ -181,6 +182,8 @@ def _read_entry(path: Path) -> _Written | None:
         digest, size = entry["digest"], entry["size"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
+    except OSError as error:
+        raise InvalidArgumentError("cache", f"{path} can't be read: {error.strerror}") from error
     if not (isinstance(digest, str) and _DIGEST.fullmatch(digest) and isinstance(size, int)):
         return None
     return _Written(Digest(digest), size)

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 from meshnet.domain.errors import InvalidArgumentError, ResourceExhaustedError
 
 _UNFINISHED: Final = ".unfinished"
+_OURS: Final = ".meshnet-"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -40,11 +41,11 @@ class NewFile:
 
 
 @contextmanager
-def new_file(folder: Path, size: int = 0) -> Iterator[NewFile]:
+def new_file(folder: Path, size: int = 0, field: str = "cache") -> Iterator[NewFile]:
     """A new file in ``folder``, which is made if need be; gone at the end unless published.
 
     Raises :class:`ResourceExhaustedError` when the disk has no ``size`` bytes left or gets full,
-    and :class:`InvalidArgumentError` naming the cache when the folder can't be written.
+    and :class:`InvalidArgumentError` naming ``field`` when the folder can't be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ def new_file(folder: Path, size: int = 0) -> Iterator[NewFile]:
         if free < size:
             raise ResourceExhaustedError(
                 f"{folder} has {free} bytes left, but {size} are needed; free some or choose "
-                f"another cache folder"
+                f"another folder"
             )
         file, path = _create(folder)
         try:
@@ -65,23 +66,23 @@ def new_file(folder: Path, size: int = 0) -> Iterator[NewFile]:
         if error.errno in _FULL:
             raise ResourceExhaustedError(f"{folder}: no space left on the disk") from error
         problem = f"{folder} can't be written: {error.strerror}"
-        raise InvalidArgumentError("cache", problem) from error
+        raise InvalidArgumentError(field, problem) from error
 
 
 def remove_unfinished(folder: Path) -> None:
     """Delete what killed writers left in ``folder``; a living writer holds a lock on its file."""
-    for path in folder.glob(f"*{_UNFINISHED}"):
+    for path in folder.glob(f"{_OURS}*{_UNFINISHED}"):
         try:
             with path.open("rb") as file:
                 if _lock(file):
                     path.unlink(missing_ok=True)
-        except FileNotFoundError:
-            continue  # its writer published it just now
+        except (FileNotFoundError, PermissionError):
+            continue  # its writer published it just now, or it is somebody else's
 
 
 def _create(folder: Path) -> tuple[BinaryIO, Path]:
     while True:
-        path = folder / f"{secrets.token_hex(8)}{_UNFINISHED}"
+        path = folder / f"{_OURS}{secrets.token_hex(8)}{_UNFINISHED}"
         file = path.open("xb+")
         # Between creation and lock another process may have taken it for a dead writer's.
         if _lock(file) and path.exists():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import Digest
 from meshnet.model.files import NewFile, new_file
 from meshnet.model.gguf import MAGIC, padded
@@ -42,7 +43,9 @@ def write_slice(plan: SlicePlan, destination: Path, progress: Progress = silent)
     Raises :class:`~meshnet.domain.errors.ModelFileError` when the model's files change or end
     early meanwhile; for the disk's errors see :func:`~meshnet.model.files.new_file`.
     """
-    with new_file(destination.parent, copied_bytes(plan)) as new:
+    if destination.resolve() in {part.path.resolve() for part in plan.parts}:
+        raise InvalidArgumentError("output", "it is the model itself; choose another file")
+    with new_file(destination.parent, copied_bytes(plan), "output") as new:
         digest, size = fill_slice(plan, new, progress)
         return WrittenSlice(new.publish(destination.name), digest, size)
 

@@ -25,7 +25,10 @@ from meshnet.node.credits import Credits
 from meshnet.transport.channel import SeamChannel
 
 HOP_TIMEOUT_SECONDS = 10.0
-"""How long opening, or releasing, a session on the nodes behind may take."""
+"""How long connecting to a node may take, or opening or releasing a session on the last one.
+
+Nodes before it wait longer, so that the one next to the trouble is the one to report it.
+"""
 
 R = TypeVar("R")
 
@@ -43,11 +46,15 @@ class DownstreamOwner(Protocol):
 class Downstream:
     """Listens on the channel for one session. Errors name the hop."""
 
-    def __init__(self, owner: DownstreamOwner, channel: SeamChannel, hop: Hop) -> None:
+    def __init__(
+        self, owner: DownstreamOwner, channel: SeamChannel, hop: Hop, nodes_behind: int
+    ) -> None:
         self._owner = owner
         self._channel = channel
         self._hop = hop
+        self._patience = HOP_TIMEOUT_SECONDS * (1 + 2 * nodes_behind)
         self._credits = Credits()
+        self._releasing = False
         self._last_chunk = -1
         """The highest step of a chunk that was handed on."""
         loop = asyncio.get_running_loop()
@@ -68,7 +75,11 @@ class Downstream:
         self.send(chunk)
 
     async def release(self) -> tuple[HopTimings, ...]:
-        """Release the session behind; returns those nodes' timings."""
+        """Release the session behind; returns those nodes' timings.
+
+        From here on trouble behind is raised here, rather than failing the session.
+        """
+        self._releasing = True
         self.send(Release(self.handle))
         released = await self._within(self._released, "release the session")
         return released.timings
@@ -103,13 +114,19 @@ class Downstream:
             case SessionReleased() if not self._released.done():
                 self._released.set_result(reply)
             case SessionFailed():
-                self._owner.fail(error_from(reply.status))
+                self._trouble(error_from(reply.status))
             case _:
                 self._owner.fail(self._lost(f"it sent an unexpected {type(reply).__name__}"))
 
     def on_lost(self, error: MeshnetError) -> None:
         """The next node is gone."""
-        self._owner.fail(self._lost(error.message))
+        self._trouble(self._lost(error.message))
+
+    def _trouble(self, error: MeshnetError) -> None:
+        if not self._releasing:
+            self._owner.fail(error)
+        elif not self._released.done():
+            self._released.set_exception(error)
 
     def _lost(self, why: str) -> NodeLostError:
         hop = self._hop
@@ -117,7 +134,7 @@ class Downstream:
 
     async def _within(self, future: asyncio.Future[R], what: str) -> R:
         try:
-            async with asyncio.timeout(HOP_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._patience):
                 return await future
         except TimeoutError:
-            raise self._lost(f"it didn't {what} within {HOP_TIMEOUT_SECONDS:g} s") from None
+            raise self._lost(f"it didn't {what} within {self._patience:g} s") from None

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 
-from meshnet.domain.errors import InternalError
+from meshnet.domain.errors import InternalError, MeshnetError
 from meshnet.domain.frames import Generate, GenerationDone, SessionOpened, TokenReply
 from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, SessionState
+from meshnet.domain.nodes import HopTimings
 from meshnet.engine.base import DecodeRequest, PrefillRequest
 from meshnet.node.credits import Credits
 from meshnet.node.session import NodeParts, ShardSession, TokenHistory, recent
 from meshnet.transport.base import ServerSeam
 from meshnet.wire.chunks import plan_prefill_chunks
+
+LOGGER = logging.getLogger(__name__)
 
 
 def verdict(
@@ -63,9 +67,19 @@ class HeadSession(ShardSession):
         self._upstream.send(SessionOpened(self.handle, self.parts.flow))
         await self._prefill()
         reason = await self._decode_loop()
-        behind = () if self._downstream is None else await self._downstream.release()
-        self._upstream.send(GenerationDone(self.handle, reason, (self._timings, *behind)))
+        timings = (self._timings, *await self._release_behind())
+        self._upstream.send(GenerationDone(self.handle, reason, timings))
         self._end(SessionState.RELEASED, None)
+
+    async def _release_behind(self) -> tuple[HopTimings, ...]:
+        """Release the nodes behind. All tokens are there: a node lost now spoils no answer."""
+        if self._downstream is None:
+            return ()
+        try:
+            return await self._downstream.release()
+        except MeshnetError as error:
+            LOGGER.warning("after the last token of session %s: %s", self.key, error.message)
+            return ()
 
     async def _prefill(self) -> None:
         position = 0

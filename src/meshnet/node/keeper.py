@@ -81,6 +81,12 @@ class NodeKeeper:
         while True:
             policy, pause = policy.after_death(asyncio.get_running_loop().time())
             if pause is None:
+                LOGGER.error(
+                    "node %s died %d times within %g s; it is given up",
+                    self._config.node_id,
+                    MAX_DEATHS,
+                    WINDOW_SECONDS,
+                )
                 return
             await asyncio.sleep(pause)
             self._process = NodeProcess(self._command, self._config)

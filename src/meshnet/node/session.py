@@ -165,13 +165,13 @@ class ShardSession(abc.ABC):
             self._expiry.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-        if self._downstream is not None:
-            self._downstream.leave(reason)
         engine = self.parts.engine
         drop = engine.cancel if state is SessionState.CANCELLED else engine.release
         self.parts.stepper.post(drop, self.key)
         if ended is not None:
             ended(self)
+        if self._downstream is not None:
+            self._downstream.leave(reason)
 
     def _expire(self) -> None:
         self.fail(DeadlineExceededError(f"session {self.key} ran past its deadline"))
@@ -199,7 +199,7 @@ class ShardSession(abc.ABC):
                 node=hop.node_id,
                 layers=str(hop.layers),
             ) from error
-        self._downstream = Downstream(self, channel, hop)
+        self._downstream = Downstream(self, channel, hop, len(self.terms.hops) - 2)
         await self._downstream.open(
             OpenSession(
                 self._downstream.handle,

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from typing import Protocol
 
-from meshnet.domain.errors import MeshnetError, NodeLostError
+from meshnet.domain.errors import MeshnetError, NodeError, NodeLostError
 from meshnet.domain.frames import SeamReply, SeamRequest
 from meshnet.domain.ids import Address
 from meshnet.transport.base import ClientSeam, Peer, Transport
@@ -78,7 +78,9 @@ class SeamChannel:
 
     def _break(self, error: MeshnetError) -> None:
         if self._broken is None:
-            self._broken = error
+            # Whatever ended the stream, to later senders this node is one that is gone.
+            lost = error if isinstance(error, NodeError) else NodeLostError(error.message)
+            self._broken = lost
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:

@@ -177,10 +177,20 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidArgumentError, match="can't be written") as caught:
         write_slice(plan(build(tmp_path / "m.gguf"), 0, 2), tmp_path / "file" / "slice.gguf")
-    assert caught.value.details["field"] == "cache"
+    assert caught.value.details["field"] == "output"
 
 
 def test_a_slice_cannot_be_cut_again(tmp_path: Path) -> None:
     written = write_slice(plan(build(tmp_path / "m.gguf"), 0, 3), tmp_path / "slice.gguf")
     with pytest.raises(ModelUnsupportedError, match="itself a slice"):
         describe(read_index(written.path))
+
+
+def test_a_slice_never_replaces_its_own_model(tmp_path: Path) -> None:
+    model = build(tmp_path / "model.gguf")
+    before = model.read_bytes()
+    plan = plan_slice(read_index(model), LayerRange(0, 2), Digest("sha256:" + "0" * 64))
+    with pytest.raises(InvalidArgumentError, match="output"):
+        write_slice(plan, model)
+    assert model.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
