@@ -1,13 +1,15 @@
 """What the contract promises the node before: acknowledgements, misses, and fields handed on."""
 
-from meshnet.domain.errors import CacheMissError, MeshnetError, error_from
+from meshnet.domain.errors import CacheMissError, MeshnetError, NodeLostError, error_from, status_of
 from meshnet.domain.frames import (
     Cancel,
     ChunkInfo,
     DecodeFrame,
     DecodeStep,
+    GenerationDone,
     OpenSession,
     PrefillChunk,
+    Release,
     SeamReply,
     SeamRequest,
     SessionFailed,
@@ -16,14 +18,14 @@ from meshnet.domain.frames import (
     TokenReply,
     Unknown,
 )
-from meshnet.domain.generation import GeneratedToken
+from meshnet.domain.generation import GeneratedToken, GenerationSpec
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.nodes import Capability, FlowControl, HealthReport
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
 from meshnet.engine.fixture import N_EMBD
 from meshnet.transport.base import ServerSeam, ShardService
 from meshnet.transport.channel import SeamChannel
-from tests.support.mesh import GREEDY, Listener, Mesh, mesh
+from tests.support.mesh import GREEDY, Listener, Mesh, mesh, start
 
 LATER = Unknown(b"\xf8\x3f\x05", b"\xfa\x3f\x02ok")
 
@@ -145,3 +147,33 @@ class Spy(ShardService):
 def missed(reply: SeamReply | MeshnetError) -> MeshnetError:
     assert isinstance(reply, SessionFailed), reply
     return error_from(reply.status)
+
+
+class Forgetful(Spy):
+    """A tail that gives its tokens and is lost when it is to release the session."""
+
+    async def serve_seam(self, seam: ServerSeam) -> None:
+        while (request := await seam.receive()) is not None:
+            match request:
+                case OpenSession():
+                    seam.send(SessionOpened(request.handle, FlowControl()))
+                case PrefillChunk():
+                    token = GeneratedToken(request.position + request.boundary.rows, 65)
+                    seam.send(TokenReply(request.handle, request.step, token))
+                case DecodeFrame():
+                    step = request.steps[0]
+                    token = GeneratedToken(step.position + 1, 66)
+                    seam.send(TokenReply(step.handle, step.step, token))
+                case Release():
+                    seam.send(SessionFailed(request.handle, status_of(NodeLostError("gone"))))
+
+
+async def test_a_node_lost_after_the_last_token_spoils_no_answer():
+    async with mesh((3,)) as chain:
+        chain.network.drop(chain.hops[1].address)
+        chain.network.register(chain.hops[1].address, Forgetful())
+        channel = await chain.channel()
+        listener, _ = start(channel, chain.terms(), GenerationSpec((1, 2, 3), GREEDY, 3))
+        done = await listener.until(GenerationDone)
+        assert isinstance(done, GenerationDone)
+        assert [timing.node_id for timing in done.timings] == ["node-1"]
