@@ -9,9 +9,8 @@ foreign cache and a wrong position each change the token.
 from __future__ import annotations
 
 import os
-import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -242,17 +241,6 @@ class FixtureEngine(ShardEngine):
     def _count(self, **added: int) -> None:
         totals = {name: getattr(self._metrics, name) + value for name, value in added.items()}
         self._metrics = replace(self._metrics, **totals)
-
-
-def scheduled_faults(seed: int, rates: Mapping[FaultKind, float], steps: int) -> tuple[Fault, ...]:
-    """Faults over ``steps`` steps, each kind with its probability a step; equal for equal seeds."""
-    draw = random.Random(seed)
-    return tuple(
-        Fault(kind, step, seconds=0.01)
-        for step in range(steps)
-        for kind, rate in rates.items()
-        if draw.random() < rate
-    )
 
 
 def _rows_in(request: StepRequest, capabilities: EngineCapabilities) -> list[Row]:

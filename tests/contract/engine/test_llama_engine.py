@@ -354,3 +354,13 @@ def test_rows_are_computed_together_where_that_is_exact(tmp_path):
         bench.engine.execute([bench.decode(name, 5) for name in names])
         assert bench.engine.metrics().steps == before + 1
         bench.engine.close()
+
+
+def test_a_shard_over_its_memory_bound_is_refused(slices):
+    cut = slices["llama", "tail"]
+    engine = LlamaShardEngine()
+    with pytest.raises(EngineError, match="fewer layers"):
+        engine.load(load_request(cut, EngineLimits(64, max_sessions=1, memory_bytes=1000)))
+    assert engine.health().state is LifecycleState.LOADING
+    engine.load(load_request(cut, EngineLimits(64, max_sessions=1, memory_bytes=cut.size)))
+    engine.close()
