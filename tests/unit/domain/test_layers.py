@@ -1,9 +1,18 @@
+import itertools
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.domain.errors import InvalidArgumentError, LayerRangeError
-from meshnet.domain.layers import LayerRange, even_ranges, parse_layer_range, require_chain
+from meshnet.domain.layers import (
+    LayerRange,
+    balanced_ranges,
+    even_ranges,
+    parse_layer_range,
+    require_chain,
+)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (3, 2), (-1, 2)])
@@ -27,6 +36,44 @@ def test_even_ranges_form_a_chain_of_nearly_equal_parts(total, data):
     sizes = {len(held) for held in ranges}
     assert len(ranges) == shards
     assert max(sizes) - min(sizes) <= 1
+
+
+def _heaviest(weights: Sequence[int], tail: int, edges: Sequence[int]) -> int:
+    parts = [sum(weights[a:b]) for a, b in itertools.pairwise(edges)]
+    parts[-1] += tail
+    return max(parts)
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=9),
+    st.integers(0, 100),
+    st.data(),
+)
+def test_balanced_ranges_are_as_good_as_the_best_of_all_ways(weights, tail, data):
+    total = len(weights)
+    cuts = data.draw(st.sets(st.integers(1, total - 1)) if total > 1 else st.just(set()))
+    shards = data.draw(st.integers(1, len(cuts) + 1))
+    ranges = balanced_ranges(weights, tail, shards, cuts)
+    require_chain(ranges, total)
+    assert {held.start for held in ranges} <= cuts | {0}
+    edges = [*(held.start for held in ranges), total]
+    best = min(
+        _heaviest(weights, tail, (0, *chosen, total))
+        for chosen in itertools.combinations(sorted(cuts), shards - 1)
+    )
+    assert _heaviest(weights, tail, edges) == best
+
+
+def test_a_heavy_tail_gets_fewer_layers_and_equal_layers_are_dealt_out_evenly():
+    assert balanced_ranges([1] * 30, 8, 2, range(30)) == (LayerRange(0, 19), LayerRange(19, 30))
+    sizes = sorted(map(len, balanced_ranges([1] * 32, 0, 5, range(32))))
+    assert sizes == [6, 6, 6, 7, 7]
+
+
+@pytest.mark.parametrize("shards", [0, 4])
+def test_more_shards_than_the_cuts_allow_name_the_option(shards):
+    with pytest.raises(InvalidArgumentError, match=r"nodes.*1 to 3"):
+        balanced_ranges([1] * 30, 0, shards, {10, 20})
 
 
 @pytest.mark.parametrize("shards", [0, 31])

@@ -1,0 +1,197 @@
+"""``meshnet plan``: would a model fit on some machines, on which, and how fast would it be?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from meshnet.cli import options as opt
+from meshnet.cli.local import context_within, find_model
+from meshnet.cli.output import human_size, print_json, print_line, print_table
+from meshnet.cli.settings import Settings
+from meshnet.domain.errors import InvalidArgumentError, ResourceExhaustedError
+from meshnet.model.description import describe, legal_cuts
+from meshnet.model.gguf import read_index
+from meshnet.tracker.forecast import Forecast, Link, forecast, shape_of, smallest_addition
+from meshnet.tracker.placement import Demand, Machine, ModelShape, Objective
+
+_SIZE = TypeAdapter(ByteSize)
+_MACHINE = re.compile(r"(?P<name>[^:]+):(?P<memory>[^:]+):(?P<speed>[^:*]+)(\*(?P<count>\d+))?")
+_MOST_MACHINES = 10_000
+
+
+def plan(
+    model: opt.Model,
+    machine: Annotated[
+        list[str],
+        typer.Option(
+            "--machine",
+            "-m",
+            help="NAME:MEMORY:SPEED[*COUNT]: memory that is free for the model, and the speed of "
+            "that memory, which is what generating a token waits for.",
+        ),
+    ],
+    link: Annotated[
+        str, typer.Option(help="SPEED,DELAY of the network between any two machines.")
+    ] = "1Gbit/s,0.3ms",
+    ctx: opt.Context = 4096,
+    sessions: opt.Sessions = 1,
+    optimise: opt.OptimiseOption = opt.Optimise.LATENCY,
+    json: opt.Json = False,
+    allow_unverified: opt.AllowUnverified = False,
+) -> None:
+    """Show which of some machines would hold which layers of MODEL, and how fast that would be.
+
+    Reads the file's header alone. The speed is an upper bound: of the time a token takes it counts
+    reading the weights once, at the memory speed you state, and the network.
+
+    Examples:
+
+      meshnet plan model.gguf -m laptop:12GiB:40GB/s -m desktop:28GiB:60GB/s
+
+      meshnet plan model.gguf -m pi:6GiB:12GB/s*4 --link 100Mbit/s,1ms --ctx 2048 --json
+    """
+    machines = [each for text in machine for each in parse_machine(text)]
+    if len(machines) > _MOST_MACHINES:
+        raise InvalidArgumentError(
+            "machine", f"{len(machines)} are too many; give {_MOST_MACHINES} at most"
+        )
+    network = parse_link(link)
+    found = find_model(model, Settings.from_environment())
+    info = describe(read_index(found.path))
+    shape = shape_of(info, allow_unverified=allow_unverified)
+    demand = Demand(context_within(info, ctx), sessions, Objective(optimise.value))
+    try:
+        made = forecast(shape, machines, network, demand)
+    except ResourceExhaustedError:
+        # Cuts that cost layers of zeros may be the only ones whose pieces are small enough.
+        shape = replace(shape, cuts=legal_cuts(info, allow_unverified=allow_unverified))
+        try:
+            made = forecast(shape, machines, network, demand)
+        except ResourceExhaustedError as error:
+            raise _with_advice(error, shape, machines, network, demand) from error
+    if json:
+        print_json(_document(made, machines))
+    else:
+        _print(made, machines)
+
+
+def parse_machine(text: str) -> list[Machine]:
+    """Read ``NAME:MEMORY:SPEED[*COUNT]``; raises ``InvalidArgumentError`` saying what is wrong."""
+    match = _MACHINE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgumentError(
+            "machine", f"{text!r} isn't of the form NAME:MEMORY:SPEED[*COUNT]"
+        )
+    count = int(match["count"] or 1)
+    if not 1 <= count <= _MOST_MACHINES:
+        raise InvalidArgumentError("machine", f"{text!r}: give 1 to {_MOST_MACHINES} of it")
+    one = Machine(
+        match["name"], _bytes("machine", match["memory"]), _rate("machine", match["speed"])
+    )
+    return [one] * count
+
+
+def parse_link(text: str) -> Link:
+    """Read ``SPEED,DELAY``; raises ``InvalidArgumentError`` saying what is wrong."""
+    speed, comma, delay = text.partition(",")
+    match = re.fullmatch(r"([0-9.]+)\s*(us|ms|s)", delay.strip())
+    if not comma or match is None:
+        raise InvalidArgumentError(
+            "link", f"{text!r} isn't of the form SPEED,DELAY, such as 1Gbit/s,0.3ms"
+        )
+    unit = {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
+    try:
+        seconds = float(match[1]) * unit
+    except ValueError:
+        raise InvalidArgumentError("link", f"{delay.strip()!r} is no delay") from None
+    return Link(seconds, _rate("link", speed))
+
+
+def _rate(field: str, text: str) -> float:
+    number, slash, per = text.strip().rpartition("/")
+    if not slash or per != "s":
+        raise InvalidArgumentError(field, f"{text.strip()!r} is no speed, such as 40GB/s")
+    return float(_bytes(field, number))
+
+
+def _bytes(field: str, text: str) -> int:
+    try:
+        return int(_SIZE.validate_python(text.strip()))
+    except ValidationError:
+        raise InvalidArgumentError(field, f"{text.strip()!r} is no size, such as 16GiB") from None
+
+
+def _with_advice(
+    error: ResourceExhaustedError,
+    shape: ModelShape,
+    machines: list[Machine],
+    link: Link,
+    demand: Demand,
+) -> ResourceExhaustedError:
+    added = smallest_addition(shape, machines, link, demand)
+    advice = (
+        f"{added[1]} more like {added[0].name} would be enough"
+        if added is not None
+        else "more machines like these don't help: a layer is too large for each of them"
+    )
+    return ResourceExhaustedError(f"{error.message}. {advice}; so may a smaller --ctx")
+
+
+def _print(made: Forecast, machines: list[Machine]) -> None:
+    placement = made.placement
+    rows = [
+        (
+            machines[stage.machine].name,
+            f"{stage.layers.start}:{stage.layers.end}",
+            human_size(stage.need_bytes),
+            human_size(machines[stage.machine].memory_bytes),
+            f"{stage.seconds * 1e3:.2f}",
+        )
+        for stage in placement.stages
+    ]
+    print_table("placement", ("machine", "layers", "needs", "has", "ms a token"), rows)
+    print_line(f"one reader        at most {1 / placement.token_seconds:.1f} tokens/s")
+    print_line(f"many readers      a batch every {placement.bottleneck_seconds * 1e3:.2f} ms")
+    print_line(f"limited by        {made.limit}, {made.limit_share:.0%} of a token's time")
+    print_line(f"search            {'exact' if placement.optimal else 'close to the best'}")
+    for more in made.one_more:
+        print_line(
+            f"one more {more.machine.name}: {1 / more.token_seconds:.1f} tokens/s, a batch every "
+            f"{more.bottleneck_seconds * 1e3:.2f} ms"
+        )
+
+
+def _document(made: Forecast, machines: list[Machine]) -> dict[str, object]:
+    placement = made.placement
+    return {
+        "stages": [
+            {
+                "machine": machines[stage.machine].name,
+                "shard_start": stage.layers.start,
+                "shard_end": stage.layers.end,
+                "need_bytes": stage.need_bytes,
+                "memory_bytes": machines[stage.machine].memory_bytes,
+                "seconds": stage.seconds,
+            }
+            for stage in placement.stages
+        ],
+        "hop_seconds": placement.hop_seconds,
+        "token_seconds": placement.token_seconds,
+        "bottleneck_seconds": placement.bottleneck_seconds,
+        "optimal": placement.optimal,
+        "limit": made.limit,
+        "limit_share": made.limit_share,
+        "one_more": [
+            {
+                "machine": more.machine.name,
+                "token_seconds": more.token_seconds,
+                "bottleneck_seconds": more.bottleneck_seconds,
+            }
+            for more in made.one_more
+        ],
+    }

@@ -1,0 +1,1 @@
+"""The control plane: which machine should hold which layers."""
