@@ -15,7 +15,7 @@ from meshnet.domain.layers import LayerRange
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS, Recipe
 from meshnet.engine.base import EngineLimits, LoadRequest
 from meshnet.engine.llamacpp.context import LlamaContext, Rows
-from meshnet.model.cache import SliceCache
+from meshnet.model.cache import SliceCache, SliceFile
 from meshnet.model.description import describe
 from meshnet.model.gguf import read_index
 
@@ -30,6 +30,8 @@ class Play:
     decode_steps: int
     threads: int = 1
     chunk_tokens: int = MAX_CHUNK_TOKENS
+    kv_type: str = "f16"
+    flash_attention: bool = False
 
     @property
     def context_length(self) -> int:
@@ -45,6 +47,7 @@ class Slices:
         self._cache = SliceCache(cache)
         self._play = play
         self.info = describe(read_index(model))
+        self.digest = self._cache.digest(model)
 
     @contextmanager
     def loaded(self, ranges: Sequence[LayerRange]) -> Iterator[list[LlamaContext]]:
@@ -52,35 +55,63 @@ class Slices:
         with ExitStack() as stack:
             contexts = []
             for layers in ranges:
-                context = self._load(layers)
+                context = self.load(layers)
                 stack.callback(context.close)
                 contexts.append(context)
             yield contexts
 
-    def _load(self, layers: LayerRange) -> LlamaContext:
-        cut = self._cache.ensure(self._model, layers)
+    def load(self, layers: LayerRange) -> LlamaContext:
+        """A context over ``layers``; the caller closes it."""
+        cut = self.cut(layers)
+        return self.open(cut.path, layers)
+
+    def cut(self, layers: LayerRange) -> SliceFile:
+        """The slice's file."""
+        return self._cache.ensure(self._model, layers)
+
+    def request(self, path: Path, layers: LayerRange) -> LoadRequest:
+        """What loads a file that holds ``layers``."""
         play = self._play
-        recipe = Recipe(cut.model_digest, "libllama", "test", chunk_tokens=play.chunk_tokens)
+        recipe = Recipe(
+            self.digest,
+            "libllama",
+            "test",
+            kv_type_k=play.kv_type,
+            kv_type_v=play.kv_type,
+            flash_attention=play.flash_attention,
+            chunk_tokens=play.chunk_tokens,
+        )
         limits = EngineLimits(play.context_length, max_sessions=1, threads=play.threads)
-        request = LoadRequest(cut.path, layers.start, layers.end, cut.total_layers, recipe, limits)
-        return LlamaContext(request, max_outputs=play.chunk_tokens)
+        total = self.info.total_layers
+        return LoadRequest(path, layers.start, layers.end, total, recipe, limits)
+
+    def open(self, path: Path, layers: LayerRange) -> LlamaContext:
+        """A context over a file that holds ``layers``; the caller closes it."""
+        return LlamaContext(self.request(path, layers), max_outputs=self._play.chunk_tokens)
 
 
 def play_chain(slices: Slices, cuts: Sequence[int], play: Play, seed: int = 1) -> list[Logits]:
     """Logits of every prompt row, then of every decode step; no cuts means the unsplit model."""
     edges = [0, *cuts, slices.info.total_layers]
     ranges = [LayerRange(a, b) for a, b in itertools.pairwise(edges)]
-    draw = np.random.default_rng(seed)
-    prompt = [int(token) for token in draw.integers(0, slices.info.n_vocab, play.prompt_tokens)]
     with slices.loaded(ranges) as contexts:
-        made = [
-            _step(contexts, start, prompt[start : start + play.chunk_tokens])
-            for start in range(0, len(prompt), play.chunk_tokens)
-        ]
-        position = len(prompt)
-        for _ in range(play.decode_steps):
-            made.append(_step(contexts, position, [int(made[-1][-1].argmax())]))
-            position += 1
+        return play_on(contexts, slices.info.n_vocab, play, seed)
+
+
+def play_on(
+    contexts: Sequence[LlamaContext], n_vocab: int, play: Play, seed: int = 1
+) -> list[Logits]:
+    """The same on contexts that are loaded, and whose caches are empty."""
+    draw = np.random.default_rng(seed)
+    prompt = [int(token) for token in draw.integers(0, n_vocab, play.prompt_tokens)]
+    made = [
+        _step(contexts, start, prompt[start : start + play.chunk_tokens])
+        for start in range(0, len(prompt), play.chunk_tokens)
+    ]
+    position = len(prompt)
+    for _ in range(play.decode_steps):
+        made.append(_step(contexts, position, [int(made[-1][-1].argmax())]))
+        position += 1
     return made
 
 

@@ -1,14 +1,15 @@
 """Checks made before libllama sees a file, since its assertions end the whole process.
 
 They mirror what llama.cpp asserts while it loads a model and computes its first step
-(``load_hparams``, ``llama_vocab::impl::load``, the graphs of ``src/models``, ggml's shape rules),
-for the architectures of the table. For others only the general ones apply.
+(``load_hparams``, ``llama_vocab::impl::load``, the graphs of ``src/models``, ggml's shape rules).
+Tensors that are missing or of a wrong shape it refuses by itself. For architectures outside the
+table only the general checks apply.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,26 +17,48 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType
 
 from meshnet.domain.errors import ModelUnsupportedError
-from meshnet.domain.layers import LayerRange
 from meshnet.model.architectures import VERIFIED
-from meshnet.model.description import rules_of
+from meshnet.model.charsmap import check_charsmap
+from meshnet.model.check_slice import check_scale, check_slice, check_variant, check_zeros
+from meshnet.model.description import is_slice, obstacle_of, rules_of, sizes_of
 from meshnet.model.gguf import GgufIndex, TensorInfo, read_index
 from meshnet.model.hyperparameters import (
     SLIDING_PATTERN,
     Hyperparameters,
     layer_of,
-    layer_tensors,
-    read_hyperparameters,
+    window_of,
 )
-from meshnet.model.rules import Architecture, TensorRule
+from meshnet.model.rules import Architecture, Kind, kinds_of
 
+_EPSILONS: Final = (
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.group_norm_epsilon",
+)
+_KEYS_OF_KINDS: Final[Mapping[Kind, str]] = {
+    "sliding": SLIDING_PATTERN,
+    "full": SLIDING_PATTERN,
+    "recurrent": "attention.head_count_kv",
+    "attention": "attention.head_count_kv",
+    "plain": "feed_forward_length",
+    "sparse": "leading_dense_block_count",
+    "wide": "feed_forward_length",
+    "dense": "leading_dense_block_count",
+    "own_indexer": "attention.indexer.types",
+}
 _ROTATION_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 _NO_WEIGHTS: Final = (Type.I8, Type.I16, Type.I32, Type.I64, Type.F64, Type.Q8_1, Type.Q8_K)
 
 
 def check_loadable(path: Path, *, allow_unverified: bool = False) -> None:
-    """Check a model or a slice; see :func:`check_index`."""
-    check_index(read_index(path), allow_unverified=allow_unverified)
+    """Check a model or a slice, see :func:`check_index`, and that a slice has zeros where it must.
+
+    Raises :class:`~meshnet.domain.errors.ModelFileError` too when the file can't be read.
+    """
+    index = read_index(path)
+    check_index(index, allow_unverified=allow_unverified)
+    if is_slice(index) and index.architecture in VERIFIED:
+        check_zeros(index, rules_of(index))
 
 
 def check_index(index: GgufIndex, *, allow_unverified: bool = False) -> None:
@@ -44,33 +67,35 @@ def check_index(index: GgufIndex, *, allow_unverified: bool = False) -> None:
     Raises :class:`~meshnet.domain.errors.ModelFileError` naming the key or tensor at fault, and
     :class:`ModelUnsupportedError` for an architecture outside the table.
     """
-    if index.architecture not in VERIFIED and not allow_unverified:
+    rules, sizes = rules_of(index), sizes_of(index)
+    if rules.name not in VERIFIED and not allow_unverified:
+        obstacle = obstacle_of(index, rules, sizes)
         raise ModelUnsupportedError(
-            f"{index.path}: architecture {index.architecture!r} isn't among the verified ones. Add "
-            f"--allow-unverified to try it",
+            f"{index.path}: {obstacle}. Add --allow-unverified to try it",
             architecture=index.architecture,
         )
-    rules = rules_of(index)
-    sizes = read_hyperparameters(index, rules.sliding_window)
-    _check_keys(index, rules)
+    _check_keys(index)
     _check_experts(index, sizes)
-    if rules.layer:
-        _check_attention(index, rules, sizes)
-        _check_sliding_sizes(index, sizes)
-        _check_window(index, rules, sizes)
+    _check_heads(index, sizes)
+    if rules.name in VERIFIED:
+        _check_head_sizes(index, rules, sizes)
+        _check_kinds(index, rules, sizes)
         _check_tensors(index, rules, sizes)
+        if is_slice(index):
+            check_slice(index, rules, sizes)
+            if not allow_unverified:
+                check_variant(index, rules, sizes)
+    if is_slice(index):
+        check_scale(index, rules, sizes)
     _check_types(index, sizes)
     _check_vocabulary(index, sizes)
 
 
-def _check_keys(index: GgufIndex, rules: Architecture) -> None:
-    for name in rules.required_keys:
-        if index.key(name) not in index.metadata:
-            raise index.error(index.key(name), "is missing")
-    if rules.epsilon:
-        epsilon = index.number(index.key(rules.epsilon))
+def _check_keys(index: GgufIndex) -> None:
+    for key in map(index.key, _EPSILONS):
+        epsilon = index.number(key, 0)
         if not (math.isfinite(epsilon) and epsilon >= 0):
-            raise index.error(index.key(rules.epsilon), f"is {epsilon}, which is no epsilon")
+            raise index.error(key, f"is {epsilon}, which is no epsilon")
     key = index.key("rope.scaling.type")
     scaling = index.text(key, "none")
     if scaling not in _ROTATION_SCALINGS:
@@ -96,14 +121,23 @@ def _check_experts(index: GgufIndex, sizes: Hyperparameters) -> None:
             )
 
 
-def _check_attention(index: GgufIndex, rules: Architecture, sizes: Hyperparameters) -> None:
+def _check_heads(index: GgufIndex, sizes: Hyperparameters) -> None:
     for heads, kv_heads in zip(sizes.heads, sizes.kv_heads, strict=True):
-        if heads == 0:
-            raise index.error(index.key("attention.head_count"), "is missing, or 0")
-        if kv_heads == 0 or heads % kv_heads:
+        if heads and kv_heads and heads % kv_heads:
             raise index.error(
                 index.key("attention.head_count_kv"), f"{kv_heads} doesn't divide {heads} heads"
             )
+    if sizes.rotary % 2:
+        raise index.error(index.key("rope.dimension_count"), f"is {sizes.rotary}; it must be even")
+
+
+def _check_head_sizes(index: GgufIndex, rules: Architecture, sizes: Hyperparameters) -> None:
+    if rules.head_size == "any":
+        return
+    if 0 in sizes.heads:
+        raise index.error(index.key("attention.head_count"), "is missing, or 0")
+    if 0 in sizes.kv_heads:
+        raise index.error(index.key("attention.head_count_kv"), "is 0")
     if index.key("attention.key_length") not in index.metadata and (
         sizes.embedding % sizes.heads[0]
     ):
@@ -116,16 +150,12 @@ def _check_attention(index: GgufIndex, rules: Architecture, sizes: Hyperparamete
             index.key("attention.value_length"),
             f"a head's value of {sizes.value_size} must be as long as its key of {sizes.key_size}",
         )
-    least = sizes.key_size if rules.full_rotary else 2
-    if sizes.rotary % 2 or not least <= sizes.rotary <= sizes.key_size:
+    least = sizes.key_size if rules.head_size == "rotated" else 2
+    if not least <= sizes.rotary <= sizes.key_size:
         raise index.error(
             index.key("rope.dimension_count"),
-            f"is {sizes.rotary}; it must be even, and {least} to {sizes.key_size}",
+            f"is {sizes.rotary}; it must be {least} to {sizes.key_size}",
         )
-
-
-def _check_sliding_sizes(index: GgufIndex, sizes: Hyperparameters) -> None:
-    """No proven architecture has heads of another size in its sliding layers."""
     for name, size in (
         ("attention.key_length", sizes.key_size),
         ("attention.value_length", sizes.value_size),
@@ -136,60 +166,31 @@ def _check_sliding_sizes(index: GgufIndex, sizes: Hyperparameters) -> None:
             raise index.error(key, f"differs from {size}, as it is in the other layers")
 
 
-def _check_window(index: GgufIndex, rules: Architecture, sizes: Hyperparameters) -> None:
-    if rules.sliding_window is None:
-        return
-    key = index.key("attention.sliding_window")
-    window = index.integer(key, 0)
-    if window == 0 and rules.sliding_window.optional:
-        return
-    if window <= 0:
-        raise index.error(key, f"is {window}, but must be more than 0")
-    if not any(sizes.sliding):
+def _check_kinds(index: GgufIndex, rules: Architecture, sizes: Hyperparameters) -> None:
+    """Caches and inputs are made for kinds of layers that libllama expects to find."""
+    window = window_of(index, rules.window)
+    required = rules.window is not None and not (rules.window.optional or rules.window.only_layers)
+    if required and window <= 0:
         raise index.error(
-            index.key(SLIDING_PATTERN), "no layer slides; libllama needs one that does"
+            index.key("attention.sliding_window"), f"is {window}, but must be more than 0"
         )
+    held = {kind for layer in range(sizes.layers) for kind in kinds_of(sizes, layer)}
+    for kind in rules.needs:
+        if kind not in held and (window or kind != "sliding"):
+            raise index.error(
+                index.key(_KEYS_OF_KINDS[kind]),
+                f"there is no layer of the kind {kind!r}; libllama needs one",
+            )
 
 
 def _check_tensors(index: GgufIndex, rules: Architecture, sizes: Hyperparameters) -> None:
-    outer = [name for name in index.tensors if layer_of(name) is None]
-    _check_rules(index, rules.outer, outer, "", sizes, 0)
-    for layer, names in layer_tensors(index, LayerRange(0, sizes.layers)).items():
-        prefix = f"blk.{layer}."
-        applying = [rule for rule in rules.layer if rule.applies(sizes, layer)]
-        _check_rules(index, applying, names, prefix, sizes, layer)
-
-
-def _check_rules(
-    index: GgufIndex,
-    rules: Iterable[TensorRule],
-    names: Iterable[str],
-    prefix: str,
-    sizes: Hyperparameters,
-    layer: int,
-) -> None:
-    present = {name.removeprefix(prefix) for name in names}
-    rules = tuple(rules)
-    replaced = {name for rule in rules if rule.name in present for name in rule.instead_of}
-    extents = sizes.sizes(layer)
-    for rule in rules:
-        if rule.name in present:
-            expected = tuple(extents[dimension] for dimension in rule.shape)
-            shape = index.tensors[prefix + rule.name].shape
-            if _significant(shape) != _significant(expected):
-                raise index.error(
-                    prefix + rule.name, f"its shape is {shape}, but should be {expected}"
-                )
-        elif rule.required and rule.name not in replaced:
-            raise index.error(prefix + rule.name, "the tensor is missing")
-
-
-def _significant(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without ones at its end, which ggml doesn't tell from their absence."""
-    end = len(shape)
-    while end > 1 and shape[end - 1] == 1:
-        end -= 1
-    return shape[:end]
+    for layer in range(sizes.layers):
+        kinds = kinds_of(sizes, layer)
+        for kind, group in rules.tensors:
+            names = [f"blk.{layer}.{name}" for name in group]
+            if kind in kinds and not any(name in index.tensors for name in names):
+                beside = f", and so is {' and '.join(names[1:])}" if names[1:] else ""
+                raise index.error(names[0], f"the tensor is missing{beside}")
 
 
 def _check_types(index: GgufIndex, sizes: Hyperparameters) -> None:
@@ -209,7 +210,13 @@ def _of(tensor: TensorInfo) -> str:
 
 
 def _check_vocabulary(index: GgufIndex, sizes: Hyperparameters) -> None:
-    if index.text("tokenizer.ggml.model") in {"none", "no_vocab"}:
+    kind = index.text("tokenizer.ggml.model")
+    if kind == "rwkv":
+        # libllama asserts that the texts, escaped in a way of their own, hold a line break.
+        raise index.error("tokenizer.ggml.model", "vocabularies of the kind 'rwkv' aren't served")
+    if kind == "t5":
+        check_charsmap(index)
+    if kind in {"none", "no_vocab"}:
         stated = index.integer(index.key("vocab_size"))
         if stated != sizes.vocabulary:
             raise index.error(

@@ -1,8 +1,14 @@
 """What a model is, whatever its file is called and however it is laid out: one digest.
 
 A tree of two levels: the root hashes one line for each key that matters and one for each tensor,
-and a tensor's line holds the hash of its data. So the order of the tensors and the number of files
-don't count, nor do names, authors, licences and other texts about the model.
+and a tensor's line holds the hash of its data. So the order of keys and tensors and the number of
+files don't count, nor does what is only said about the model: ``general.*`` (names, authors,
+licences, file type, alignment), ``split.*`` and ``quantize.*`` (how it was quantised).
+
+All other keys count, read by libllama or not: one that a newer version reads must not go unnoticed.
+That holds for the tokenizer and its chat template too. They change no number that a node computes
+from given tokens, but they decide which tokens a text becomes, and a gateway compares this digest
+to know that its own file speaks for the nodes' model.
 """
 
 from __future__ import annotations
@@ -16,9 +22,9 @@ from meshnet.model.gguf import GgufIndex
 from meshnet.model.progress import Progress, silent
 from meshnet.model.weights import WeightFiles
 
-DIGEST_FORMAT: Final = "meshnet model digest 1"
+DIGEST_FORMAT: Final = "meshnet model digest 2"
 
-_IRRELEVANT: Final = ("general.", "split.")
+_IRRELEVANT: Final = ("general.", "split.", "quantize.")
 _RELEVANT: Final = ("general.architecture", "general.tensor_extra.")
 
 

@@ -96,6 +96,11 @@ def uint32(value: int) -> MetadataValue:
     return MetadataValue(GGUFValueType.UINT32, struct.pack("<I", value))
 
 
+def float32(value: float) -> MetadataValue:
+    """A 32-bit floating-point value."""
+    return MetadataValue(GGUFValueType.FLOAT32, struct.pack("<f", value))
+
+
 def boolean(value: bool) -> MetadataValue:  # noqa: FBT001 - the value itself, not a switch
     """A truth value."""
     return MetadataValue(GGUFValueType.BOOL, struct.pack("<?", value))
@@ -104,6 +109,11 @@ def boolean(value: bool) -> MetadataValue:  # noqa: FBT001 - the value itself, n
 def string(value: str) -> MetadataValue:
     """A text value, UTF-8."""
     return MetadataValue(GGUFValueType.STRING, encode_string(value))
+
+
+def uint32_array(values: Sequence[int]) -> MetadataValue:
+    """An array of unsigned 32-bit values."""
+    return _array(GGUFValueType.UINT32, len(values), struct.pack(f"<{len(values)}I", *values))
 
 
 def boolean_array(values: Sequence[bool]) -> MetadataValue:

@@ -26,6 +26,7 @@ from meshnet.model.weights import CHUNK, WeightFiles
 
 _VERSION: Final = 3
 _ZEROS: Final = bytes(CHUNK)
+_ONE: Final = struct.pack("<f", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def fill_slice(plan: SlicePlan, new: NewFile, progress: Progress) -> tuple[Diges
 
 def copied_bytes(plan: SlicePlan) -> int:
     """What the slice's weights take on disk; zeros at the end take nothing."""
-    return sum(tensor.size for tensor in plan.tensors if tensor.source is not None)
+    return sum(tensor.size for tensor in plan.tensors if not tensor.zeros)
 
 
 def _contents(plan: SlicePlan, head: bytes, weights: WeightFiles) -> Iterator[memoryview]:
@@ -80,6 +81,9 @@ def _contents(plan: SlicePlan, head: bytes, weights: WeightFiles) -> Iterator[me
         size = padded(tensor.size, plan.alignment)
         if tensor.source is not None:
             yield from weights.read(tensor.source)
+            size -= tensor.size
+        elif tensor.ones:
+            yield memoryview(_ONE * (tensor.size // len(_ONE)))
             size -= tensor.size
         yield from _zeros(size)
 

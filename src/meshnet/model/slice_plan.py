@@ -12,18 +12,19 @@ of the other tensors only what its place in the chain needs:
   with 32 logits a row that costs nothing. A head would copy its whole vocabulary's logits for
   every row, so it gets one more layer, a stub, behind the real ones. The graph stops at the tap in
   front of it, so the stub is never computed, and no row need be flagged.
-- libllama aborts on a model with sliding windows in which no layer has one. Such a slice gets a
-  stub of that kind. On the tail it is computed, and changes nothing: all its weights are zero, so
-  the residual passes through unchanged.
-- Zeros take no disk, but libllama's MAP_POPULATE maps them into memory, so the stub's matrices
-  have the smallest type of which whole blocks fill a row. In all of these types zero bytes mean
-  zero.
+- Layers of zeros, where the architecture's rules ask for them (``layout``): libllama aborts on a
+  model with sliding windows in which no layer has one, looks at a layer's index, or at how many
+  there are. In front of the slice's own layers, and on the tail behind them, they are computed and
+  change nothing: the residual passes through unchanged. All of them have a cache like any layer.
+- Zeros take no disk, but libllama's MAP_POPULATE maps them into memory, so matrices of zeros have
+  the smallest type of which whole blocks fill a row. In all of these types zero bytes mean zero.
 
 Measured with gemma-3 270M (vocabulary 262,144), resident memory above an empty process: layers
 [6, 12) take 41 MiB once loaded, and 259 with holes in place of the embeddings; the head [0, 6)
 after a step of 128 rows takes 262 MiB, and 387 with every row flagged in place of the stub.
 
-The slice says in its own metadata, under ``meshnet.slice.``, what it is and what to tap.
+The slice says in its own metadata, under ``meshnet.slice.``, what it is, what to tap, and what to
+multiply its input by.
 """
 
 from __future__ import annotations
@@ -43,17 +44,15 @@ from meshnet.model.description import (
     describe,
     require_legal,
     rules_of,
+    sizes_of,
+    structure_of,
 )
 from meshnet.model.gguf import GgufIndex, GgufPart, TensorInfo, tensor_size
-from meshnet.model.hyperparameters import (
-    Hyperparameters,
-    layer_of,
-    layer_tensors,
-    read_hyperparameters,
-)
+from meshnet.model.hyperparameters import Hyperparameters, layer_of, layer_tensors
+from meshnet.model.layout import PLACEHOLDER_VOCABULARY, Layout, lay_out
 from meshnet.model.metadata import MetadataValue
-from meshnet.model.rules import Architecture
-from meshnet.model.slice_metadata import PLACEHOLDER_VOCABULARY, slice_metadata
+from meshnet.model.rules import FACTOR, Architecture
+from meshnet.model.slice_metadata import Cut, slice_metadata
 
 _TYPES_OF_ZEROS: Final = (
     GGMLQuantizationType.IQ1_S,
@@ -71,6 +70,13 @@ class PlannedTensor:
     type: GGMLQuantizationType
     shape: tuple[int, ...]
     source: TensorInfo | None = None
+    ones: bool = False
+    """Whether it is float32 ones rather than zeros."""
+
+    @property
+    def zeros(self) -> bool:
+        """Whether it is nothing but zeros."""
+        return self.source is None and not self.ones
 
     @property
     def size(self) -> int:
@@ -110,19 +116,17 @@ def plan_slice(
     require_legal(info, layers, allow_unverified=allow_unverified)
     if len(layers) == info.total_layers:
         raise LayerRangeError(f"{layers} are all layers: the model itself serves them, uncut")
-    rules = rules_of(index)
-    sizes = read_hyperparameters(index, rules.sliding_window)
-    stubs = _stubs(sizes, layers)
-    tail = layers.is_tail(info.total_layers)
-    tap = None if tail else rules.tap.format(len(layers) - 1)
-    all_rows = not tail and not stubs
+    rules, sizes = rules_of(index), sizes_of(index)
+    layout = lay_out(rules, structure_of(index, rules, sizes), layers)
+    tap, all_rows = _tap(rules, layout, info.total_layers)
     tensors = (
         *_outer_tensors(index, rules, layers, sizes),
-        *_layer_tensors(index, layers),
-        *_stub_tensors(index, stubs, len(layers)),
+        *_layer_tensors(index, rules, layout),
+        *_null_tensors(index, layout),
     )
     copied = sorted((t for t in tensors if t.source is not None), key=_place)
-    zeros = (t for t in tensors if t.source is None)
+    made = (t for t in tensors if t.source is None)
+    cut = Cut(index, rules, sizes, layout, digest, tap, all_rows)
     return SlicePlan(
         parts=index.parts,
         layers=layers,
@@ -130,46 +134,61 @@ def plan_slice(
         architecture=info.architecture,
         tap=tap,
         all_rows=all_rows,
-        metadata=tuple(
-            slice_metadata(index, rules, sizes, layers, stubs, digest, tap, all_rows=all_rows)
-        ),
-        tensors=(*copied, *zeros),
+        metadata=tuple(slice_metadata(cut)),
+        tensors=(*copied, *made),
         alignment=index.alignment,
     )
+
+
+def _tap(rules: Architecture, layout: Layout, total_layers: int) -> tuple[str | None, bool]:
+    """The tensor to tap, None on a tail, and whether every row must be flagged for it."""
+    if layout.real.is_tail(total_layers):
+        return None, False
+    last_of_all = not layout.after
+    name = rules.last_tap if last_of_all and rules.last_tap else rules.tap
+    return name.format(last=layout.last, next=layout.last + 1), last_of_all
 
 
 def _place(tensor: PlannedTensor) -> tuple[int, int]:
     return (tensor.source.part, tensor.source.offset) if tensor.source is not None else (0, 0)
 
 
-def _stubs(sizes: Hyperparameters, layers: LayerRange) -> tuple[int, ...]:
-    """The model's layers that stubs are shaped after, in the order they follow the real ones."""
-    sliding = [layer for layer, slides in enumerate(sizes.sliding) if slides]
-    if sliding and not any(layer in layers for layer in sliding):
-        return (min(sliding, key=lambda layer: abs(layer - layers.end)),)
-    return (layers.end,) if layers.is_head() else ()
-
-
-def _layer_tensors(index: GgufIndex, layers: LayerRange) -> Iterator[PlannedTensor]:
-    for layer, names in layer_tensors(index, layers).items():
+def _layer_tensors(
+    index: GgufIndex, rules: Architecture, layout: Layout
+) -> Iterator[PlannedTensor]:
+    replaced = {} if layout.real.is_head() else rules.stands_in
+    unused = set(replaced.values())
+    for layer, names in layer_tensors(index, layout.real).items():
+        number = layer - layout.real.start + len(layout.before)
         for name in names:
-            source = index.tensors[name]
-            yield _copy(source, _renumbered(name, layer - layers.start))
+            own = name.split(".", 2)[2]
+            if own in unused:
+                yield _zeros_like(index.tensors[name], _renumbered(name, number))
+            else:
+                source = name.replace(own, replaced.get(own, own))
+                yield _copy(
+                    index.tensors.get(source, index.tensors[name]), _renumbered(name, number)
+                )
 
 
-def _stub_tensors(index: GgufIndex, stubs: tuple[int, ...], first: int) -> Iterator[PlannedTensor]:
-    for number, stub in enumerate(stubs, first):
-        for name in layer_tensors(index, LayerRange(stub, stub + 1))[stub]:
-            model = index.tensors[name]
-            kind = _type_of_zeros(model)
-            yield PlannedTensor(_renumbered(name, number), kind, model.shape)
+def _null_tensors(index: GgufIndex, layout: Layout) -> Iterator[PlannedTensor]:
+    """Layers that add nothing: all is zeros but a factor of the whole residual."""
+    behind = len(layout.before) + len(layout.real)
+    numbered = (*enumerate(layout.before), *enumerate(layout.after, behind))
+    for number, shape_of in numbered:
+        for name in layer_tensors(index, LayerRange(shape_of, shape_of + 1))[shape_of]:
+            model, own = index.tensors[name], _renumbered(name, number)
+            if name.endswith(FACTOR):
+                yield PlannedTensor(own, GGMLQuantizationType.F32, model.shape, ones=True)
+            else:
+                yield _zeros_like(model, own)
 
 
 def _outer_tensors(
     index: GgufIndex, rules: Architecture, layers: LayerRange, sizes: Hyperparameters
 ) -> Iterator[PlannedTensor]:
     head, tail = layers.is_head(), layers.is_tail(sizes.layers)
-    shrink = not head and not tail
+    shrink = not head and not tail and not rules.whole_vocabulary
     output = index.tensors.get(OUTPUT)
     for tensor in index.tensors.values():
         if layer_of(tensor.name) is not None:
@@ -181,22 +200,22 @@ def _outer_tensors(
                 yield _copy(tensor, EMBEDDINGS)
             else:
                 yield _placeholder(tensor, shrink=shrink)
-        elif not tensor.name.startswith("output."):
-            yield _copy(tensor, tensor.name)
+        elif tensor.name in rules.only_head and not head:
+            yield _zeros_like(tensor, tensor.name)
         elif tensor.name == OUTPUT and rules.ties_output:
             continue
-        elif tail:
+        elif tail or not tensor.name.startswith("output."):
             yield _copy(tensor, tensor.name)
-        elif tensor.name not in _optional(rules):
+        else:
             yield _placeholder(tensor, shrink=shrink)
-
-
-def _optional(rules: Architecture) -> frozenset[str]:
-    return frozenset(rule.name for rule in rules.outer if not rule.required)
 
 
 def _copy(source: TensorInfo, name: str) -> PlannedTensor:
     return PlannedTensor(name, source.type, source.shape, source)
+
+
+def _zeros_like(tensor: TensorInfo, name: str) -> PlannedTensor:
+    return PlannedTensor(name, _type_of_zeros(tensor), tensor.shape)
 
 
 def _placeholder(tensor: TensorInfo, *, shrink: bool) -> PlannedTensor:

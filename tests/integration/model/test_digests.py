@@ -1,8 +1,11 @@
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshnet.model.digest import model_digest
 from meshnet.model.gguf import read_index
@@ -21,8 +24,36 @@ def test_name_parts_and_texts_about_a_model_do_not_count(tmp_path: Path) -> None
         "general.name": "another",
         "general.author": "somebody",
         "general.file_type": 1,
+        "quantize.imatrix.file": "imatrix.dat",
     }
     assert digest(build(tmp_path / "described.gguf", described=described)) == whole
+
+
+@pytest.mark.parametrize(
+    "key", ["tokenizer.chat_template", "tokenizer.ggml.add_bos_token", "llama.a_new_key"]
+)
+def test_keys_that_decide_tokens_and_keys_that_nobody_knows_count(key: str, tmp_path: Path) -> None:
+    value: KeyValue = True if key.endswith("bos_token") else "another"
+    changed = build(tmp_path / "changed.gguf", described={key: value})
+    assert digest(changed) != digest(build(tmp_path / "plain.gguf"))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    layout=st.one_of(
+        st.tuples(st.integers(1, 6), st.just(32)),
+        # The writer states an alignment in the first part alone, though it keeps it in all.
+        st.tuples(st.just(1), st.sampled_from([64, 512])),
+    ),
+    backwards=st.booleans(),
+)
+def test_no_layout_of_the_same_model_changes_it(layout: tuple[int, int], backwards: bool) -> None:
+    parts, alignment = layout
+    with TemporaryDirectory() as folder:
+        plain = build(Path(folder) / "plain.gguf")
+        path = Path(folder) / "laid-out.gguf"
+        laid_out = build(path, parts=parts, alignment=alignment, backwards=backwards)
+        assert digest(laid_out) == digest(plain)
 
 
 def test_the_order_of_tensors_does_not_count(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from meshnet.domain.errors import (
 )
 from meshnet.domain.ids import Digest
 from meshnet.domain.layers import LayerRange
-from meshnet.model.architectures import VERIFIED
 from meshnet.model.check import check_loadable
 from meshnet.model.description import describe
 from meshnet.model.gguf import read_index
 from meshnet.model.slice_file import write_slice
 from meshnet.model.slice_plan import SlicePlan, plan_slice
 from tests.support.tiny_gguf import TinyModel, build
+from tests.support.tiny_tensors import TINY
 
 DIGEST = Digest("sha256:" + "0" * 64)
 Usage = namedtuple("Usage", "total used free")
@@ -31,7 +31,7 @@ def plan(path: Path, start: int, end: int) -> SlicePlan:
     return plan_slice(read_index(path), LayerRange(start, end), DIGEST)
 
 
-@pytest.mark.parametrize("name", VERIFIED)
+@pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("ends", [(0, 2), (1, 2), (2, 3)])
 def test_a_slice_holds_the_models_bytes_as_the_reference_reader_sees_them(
     name: str, ends: tuple[int, int], tmp_path: Path
@@ -194,3 +194,19 @@ def test_a_slice_never_replaces_its_own_model(tmp_path: Path) -> None:
         write_slice(plan, model)
     assert model.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize("ends", [(0, 2), (5, 6)])
+def test_a_layer_that_must_add_nothing_is_refused_if_it_adds_something(
+    ends: tuple[int, int], tmp_path: Path
+) -> None:
+    model = build(tmp_path / "m.gguf", TinyModel("gemma3", 6))
+    written = write_slice(plan(model, *ends), tmp_path / "slice.gguf")
+    check_loadable(written.path)
+    stub = read_index(written.path).tensors[f"blk.{ends[1] - ends[0]}.ffn_up.weight"]
+    with written.path.open("r+b") as file:
+        file.seek(stub.offset)
+        file.write(b"\1")
+    with pytest.raises(ModelFileError, match="must be zeros") as caught:
+        check_loadable(written.path)
+    assert caught.value.details["field"] == stub.name

@@ -1,40 +1,48 @@
+import dataclasses
+
 import pytest
 
-from meshnet.model.architectures import VERIFIED
+from meshnet.model.architectures import REFUSED, VERIFIED
 from meshnet.model.rules import Architecture
 
 EVERY = pytest.mark.parametrize("rules", VERIFIED.values(), ids=VERIFIED)
 
 
-@EVERY
-def test_names_of_tensors_are_unique(rules: Architecture) -> None:
-    for tensors in (rules.layer, rules.outer):
-        names = [(rule.name, rule.among) for rule in tensors]
-        assert len(set(names)) == len(names)
-
-
-@EVERY
-def test_a_tensor_replaces_only_tensors_of_the_same_layer(rules: Architecture) -> None:
-    known = {rule.name for rule in rules.layer}
-    assert all(set(rule.instead_of) <= known for rule in rules.layer)
-
-
-@EVERY
-def test_an_output_matrix_is_optional_exactly_where_embeddings_stand_in(
-    rules: Architecture,
-) -> None:
-    required = {rule.name: rule.required for rule in rules.outer}
-    assert required["output.weight"] is not rules.ties_output
-    assert required["token_embd.weight"]
-
-
-@EVERY
-def test_what_is_too_large_for_every_slice_is_the_heads_or_the_tails(rules: Architecture) -> None:
-    for rule in rules.outer:
-        if "vocabulary" in rule.shape:
-            assert rule.name == "token_embd.weight" or rule.name.startswith("output.")
-            assert rule.shape[-1] == "vocabulary"
-
-
 def test_the_table_holds_the_architectures_that_people_run() -> None:
     assert {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss", "phi3"} <= set(VERIFIED)
+    assert len(VERIFIED) >= 100
+
+
+def test_no_architecture_is_both_proven_and_refused() -> None:
+    assert not set(VERIFIED) & set(REFUSED)
+    assert all(REFUSED.values())
+
+
+@EVERY
+def test_what_a_window_is_has_a_need_for_sliding_layers(rules: Architecture) -> None:
+    explicit = rules.window is None or rules.window.attention_layers
+    assert explicit or "sliding" in rules.needs
+
+
+@EVERY
+def test_recurrent_layers_are_needed_where_a_model_says_which_are(rules: Architecture) -> None:
+    assert bool(rules.recurrence) == ("recurrent" in rules.needs)
+
+
+@EVERY
+def test_taps_name_a_layer_of_the_slice_and_nothing_else(rules: Architecture) -> None:
+    assert rules.tap.format(last=3, next=4) in {
+        rules.tap.replace("{last}", "3"),
+        rules.tap.replace("{next}", "4"),
+    }
+    assert "{" in rules.tap
+
+
+@EVERY
+def test_what_stands_in_is_never_itself_replaced(rules: Architecture) -> None:
+    assert not set(rules.stands_in) & set(rules.stands_in.values())
+
+
+def test_an_entry_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        VERIFIED["llama"].tap = "other"  # type: ignore[misc]

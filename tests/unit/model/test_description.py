@@ -5,18 +5,19 @@ from gguf import GGMLQuantizationType
 
 from meshnet.domain.errors import LayerRangeError, ModelFileError, ModelUnsupportedError
 from meshnet.domain.layers import LayerRange
-from meshnet.model.architectures import VERIFIED
-from meshnet.model.description import ModelInfo, describe, legal_cuts, require_legal
+from meshnet.model.architectures import REFUSED
+from meshnet.model.description import describe, free_cuts, legal_cuts, nulls_of, require_legal
 from meshnet.model.gguf import GgufIndex
 from meshnet.model.metadata import string, uint32
 from tests.support.tiny_gguf import TinyModel, index_of
+from tests.support.tiny_tensors import TINY
 
 
-def unknown_architecture() -> GgufIndex:
+def renamed(name: str) -> GgufIndex:
+    """A model of another architecture, by its name alone."""
     index = index_of()
-    metadata = {key.replace("llama.", "yeti."): value for key, value in index.metadata.items()} | {
-        "general.architecture": string("yeti")
-    }
+    metadata = {key.replace("llama.", f"{name}."): value for key, value in index.metadata.items()}
+    metadata["general.architecture"] = string(name)
     return dataclasses.replace(index, metadata=metadata)
 
 
@@ -24,7 +25,7 @@ def with_key(index: GgufIndex, key: str) -> GgufIndex:
     return dataclasses.replace(index, metadata={**index.metadata, key: uint32(1)})
 
 
-@pytest.mark.parametrize("name", VERIFIED)
+@pytest.mark.parametrize("name", TINY)
 def test_bytes_of_layers_and_of_what_is_around_them_add_up(name: str) -> None:
     index = index_of(TinyModel(name))
     info = describe(index)
@@ -67,7 +68,7 @@ def test_a_proven_model_may_be_cut_before_every_layer_but_the_first() -> None:
 
 
 def test_an_unproven_architecture_is_refused_with_the_way_to_try_it() -> None:
-    info = describe(unknown_architecture())
+    info = describe(renamed("yeti"))
     assert not info.verified
     assert legal_cuts(info) == ()
     with pytest.raises(ModelUnsupportedError, match=r"'yeti'.*--allow-unverified"):
@@ -84,28 +85,41 @@ def test_a_range_out_of_bounds_is_refused_even_when_unverified_is_allowed(
         require_legal(describe(index_of()), layers, allow_unverified=True)
 
 
-def counted(layers: int) -> ModelInfo:
-    return describe(index_of(TinyModel("gemma3", layers)))
-
-
-def test_a_model_recognised_by_its_layer_count_is_served_only_whole() -> None:
-    info = counted(62)
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_architecture_that_cannot_be_cut_is_refused_with_the_reason(name: str) -> None:
+    info = describe(renamed(name))
+    assert not info.verified
+    assert REFUSED[name] in info.obstacle
     assert legal_cuts(info) == ()
-    require_legal(info, LayerRange(0, 62))
-    with pytest.raises(ModelUnsupportedError, match="by their number"):
-        require_legal(info, LayerRange(0, 61))
 
 
-@pytest.mark.parametrize(("end", "legal"), [(60, True), (61, False), (62, False), (63, True)])
-def test_no_slice_gets_a_layer_count_that_libllama_takes_for_another_model(
-    end: int, legal: bool
+def test_a_proven_model_is_served_whole_even_if_this_one_cannot_be_cut() -> None:
+    info = describe(with_key(index_of(TinyModel("granite")), "granite.deepstack_mapping"))
+    require_legal(info, LayerRange(0, 4))
+    with pytest.raises(ModelUnsupportedError, match="deepstack_mapping"):
+        require_legal(info, LayerRange(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "ends", "nulls"),
+    [
+        (TinyModel(), (1, 3), 0),
+        (TinyModel("gemma3", layers=7), (5, 6), 0),
+        (TinyModel("gemma3", layers=6), (5, 6), 1),
+        (TinyModel("gemma3", layers=62), (30, 62), 30),
+        (TinyModel("gemma3", layers=62), (0, 30), 0),
+        (TinyModel("gemma3", layers=62), (0, 62), 0),
+    ],
+)
+def test_only_layers_of_zeros_that_a_step_computes_are_counted(
+    model: TinyModel, ends: tuple[int, int], nulls: int
 ) -> None:
-    info = counted(66)
-    if legal:
-        require_legal(info, LayerRange(0, end))
-    else:
-        with pytest.raises(ModelUnsupportedError, match="another model"):
-            require_legal(info, LayerRange(0, end))
+    assert nulls_of(describe(index_of(model)), LayerRange(*ends)) == nulls
+
+
+def test_free_cuts_are_those_that_cost_no_layers_of_zeros() -> None:
+    info = describe(index_of(TinyModel("gemma3", layers=6)))
+    assert free_cuts(info, (5, 4, 2)) == (4, 2)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ def test_a_size_that_cannot_be_is_refused_by_the_name_of_its_key(
         ("blk.²", None),
         ("blk.00.attn_q.weight", None),
         ("blk..a", None),
+        ("blk.7", None),
+        ("blk.7.", None),
         ("blk", None),
         ("blkx.1.a", None),
     ],
