@@ -92,6 +92,9 @@ std::vector<Message*> travelling(pb::SessionRequest* request) {
   if (request->has_decode()) {
     for (auto& step : *request->mutable_decode()->mutable_steps()) found.push_back(&step);
   }
+  if (request->has_returned()) {
+    for (auto& token : *request->mutable_returned()->mutable_replies()) found.push_back(&token);
+  }
   return found;
 }
 

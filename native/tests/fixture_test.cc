@@ -1,6 +1,7 @@
 // The fixture's arithmetic against answers that the Python engine gave.
 
 #include "fixture/arithmetic.h"
+#include "fixture/engine.h"
 
 #include <cstring>
 #include <iostream>
@@ -63,6 +64,44 @@ void check_bytes() {
   }
 }
 
+Step step_of(const std::string& name, uint64_t epoch, pb::CacheMode mode, uint32_t position,
+             uint64_t number) {
+  Step step{{name, epoch}, position, {}, number, {Row{position, 1, 2, 3}}};
+  step.expectation.set_mode(mode);
+  step.expectation.set_expected_past_len(position);
+  return step;
+}
+
+Step fork_of(const SessionKey& source, const std::string& name, uint64_t epoch, uint32_t position) {
+  Step step = step_of(name, epoch, pb::CACHE_MODE_FORK, position, 0);
+  step.expectation.set_source_session_id(source.session);
+  step.expectation.set_source_epoch(source.epoch);
+  return step;
+}
+
+void check_forks() {
+  FixtureEngine engine({1, 3}, 4, 64, 3);
+  std::vector<StepResult> alone;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const auto mode = i == 0 ? pb::CACHE_MODE_FRESH : pb::CACHE_MODE_EXACT;
+    alone.push_back(engine.run(step_of("a", 0, mode, i, i)));
+  }
+  expect(engine.run(fork_of({"a", 0}, "b", 0, 2)).rows == alone[2].rows, "a fork differs");
+  const Step next = step_of("b", 0, pb::CACHE_MODE_EXACT, 3, 1);
+  expect(engine.run(next).rows == alone[3].rows, "a fork differs later on");
+  expect(engine.run(fork_of({"a", 0}, "a", 1, 3)).rows == alone[3].rows, "a fork of an old epoch");
+  for (Step step : {fork_of({"ghost", 0}, "c", 0, 1), fork_of({"b", 0}, "c", 0, 5),
+                           fork_of({"b", 0}, "a", 1, 1), fork_of({"a", 0}, "c", 0, 1)}) {
+    step.number = 9;
+    try {
+      engine.run(step);
+      expect(false, "a fork of what isn't there was taken");
+    } catch (const ShardFailure& failure) {
+      expect(failure.code() == pb::ERROR_CODE_CACHE_MISS, "how such a fork was refused");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace meshnet
 
@@ -70,5 +109,6 @@ int main() {
   meshnet::check_layers();
   meshnet::check_tokens();
   meshnet::check_bytes();
+  meshnet::check_forks();
   return meshnet::failures == 0 ? 0 : 1;
 }

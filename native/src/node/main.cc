@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: fixture_node --node-id NAME --layers A:B --total-layers N\n"
     "  [--listen HOST:PORT]  port 0 takes a free one; default 127.0.0.1:0\n"
-    "  [--model-digest TEXT] [--recipe-digest TEXT] [--recipe-id TEXT]\n"
+    "  [--model-digest TEXT] [--recipe-digest TEXT] [--recipe-id TEXT] [--recipe-version N]\n"
     "  [--chunk-tokens N] [--context N] [--max-sessions N] [--credits N]\n"
     "  [--max-chunk-bytes N] [--next HOST:PORT]\n";
 
@@ -40,7 +40,7 @@ class Options {
     static const std::set<std::string> kNames = {
         "--node-id", "--layers",       "--total-layers", "--listen",  "--model-digest",
         "--context", "--recipe-digest", "--recipe-id",   "--credits", "--chunk-tokens",
-        "--next",    "--max-sessions", "--max-chunk-bytes"};
+        "--next",    "--max-sessions", "--max-chunk-bytes", "--recipe-version"};
     for (int i = 1; i < argc; i += 2) {
       const std::string name = argv[i];
       if (kNames.count(name) == 0) throw std::invalid_argument(name + " is no option");
@@ -101,7 +101,7 @@ pb::Capability capability_of(const Options& options) {
   fingerprint->set_model_artifact_digest(options.text("--model-digest", ""));
   fingerprint->set_runtime_recipe_digest(options.text("--recipe-digest", ""));
   fingerprint->set_recipe_id(options.text("--recipe-id", "fixture"));
-  fingerprint->set_recipe_version(1);
+  fingerprint->set_recipe_version(options.small_number("--recipe-version", 1));
   fingerprint->set_catalogue_version(1);
   capability.set_slice_digest(options.text("--model-digest", ""));
   capability.set_architecture("fixture");

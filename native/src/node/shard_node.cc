@@ -122,6 +122,12 @@ void ShardNode::on_request(const std::shared_ptr<Seam>& seam, Request request) {
     for (const pb::DecodeStep& step : message.decode().steps()) {
       route(*seam, step.handle(), [&](Session& session) { session.push_decode(step); });
     }
+  } else if (message.has_attach_return()) {
+    // This head names no return path, so that nobody has a key to bring tokens with.
+    send_failure(*seam, message.attach_return().handle(),
+                 {pb::ERROR_CODE_SESSION_NOT_FOUND, "no session awaits tokens from here"});
+  } else if (message.has_returned()) {
+    return;
   } else if (message.has_cancel()) {
     route(*seam, message.cancel().handle(),
           [&](Session& session) { session.cancel(message.cancel().reason()); });

@@ -40,13 +40,40 @@ void read_generate(pb::Generate* message) {
   fill_sampling(message->mutable_spec()->mutable_sampling());
 }
 
+void check_expectation(const pb::CacheExpectation& expectation) {
+  const bool fork = expectation.mode() == pb::CACHE_MODE_FORK;
+  if (!fork && expectation.mode() != pb::CACHE_MODE_FRESH &&
+      expectation.mode() != pb::CACHE_MODE_EXACT && expectation.mode() != pb::CACHE_MODE_TRUNCATE) {
+    throw malformed("cache_expectation.mode", "it is none of the known values");
+  }
+  if (fork == expectation.source_session_id().empty()) {
+    throw malformed("cache_expectation.source_session_id",
+                    "a fork names its source, and nothing else does");
+  }
+  if (!fork) return;
+  check_name(expectation.source_session_id(), "cache_expectation.source_session_id");
+  if (expectation.expected_past_len() == 0) {
+    throw malformed("cache_expectation.expected_past_len", "a fork takes at least one position");
+  }
+}
+
 void read_open(pb::OpenSession* message) {
   require(*message, "envelope");
   check_terms(message->envelope(), message->hops());
   check_sampling(message->sampling());
   fill_terms(message->mutable_envelope(), message->hops(0));
+  if (message->has_return_path()) {
+    check_name(message->return_path().address(), "return_path.address");
+    check_return_key(message->return_path().key());
+  }
+  if (message->has_begin()) check_expectation(message->begin());
   fill_sampling(message->mutable_sampling());
   *message->mutable_flow() = with_defaults(message->flow());
+}
+
+void check_attach(const pb::AttachReturn& message) {
+  check_name(message.route_session_id(), "route_session_id");
+  check_return_key(message.key());
 }
 
 Bundle read_prefill(const pb::PrefillChunk& message, uint64_t max_bytes) {
@@ -69,14 +96,8 @@ Bundle read_prefill(const pb::PrefillChunk& message, uint64_t max_bytes) {
   }
   check_schema(envelope.schema_version());
   check_name(envelope.route_session_id(), "route_session_id");
-  switch (envelope.cache_expectation().mode()) {
-    case pb::CACHE_MODE_FRESH:
-    case pb::CACHE_MODE_EXACT:
-    case pb::CACHE_MODE_TRUNCATE:
-      return bundle;
-    default:
-      throw malformed("cache_expectation.mode", "it is none of the known values");
-  }
+  check_expectation(envelope.cache_expectation());
+  return bundle;
 }
 
 void read_decode(const pb::DecodeFrame& message) {
@@ -124,6 +145,12 @@ Request read_request(const std::string& data, uint64_t max_bytes) {
       break;
     case pb::SessionRequest::kDecode:
       read_decode(request.message.decode());
+      break;
+    case pb::SessionRequest::kAttachReturn:
+      check_attach(request.message.attach_return());
+      break;
+    case pb::SessionRequest::kReturned:
+      check_tokens(request.message.returned());
       break;
     case pb::SessionRequest::kGrant:
     case pb::SessionRequest::kCancel:

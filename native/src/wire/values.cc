@@ -17,6 +17,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::ptrdiff_t kMaxNameLength = 1024;
 constexpr uint32_t kMaxChunkTokens = 128;
 constexpr uint32_t kMaxTopLogprobs = 20;
+constexpr size_t kMinReturnKeyBytes = 16;
+constexpr size_t kMaxReturnKeyBytes = 64;
 
 void check_number(const char* field, double value, double low, double high) {
   // Written so that a value that isn't a number fails, too.
@@ -85,6 +87,12 @@ void check_terms(const pb::Envelope& envelope,
   if (envelope.has_layers()) check_first_hop(envelope, hops[0].layers());
 }
 
+void check_return_key(const std::string& key) {
+  if (key.size() < kMinReturnKeyBytes || key.size() > kMaxReturnKeyBytes) {
+    throw malformed("return_path.key", std::to_string(key.size()) + " bytes are no such key");
+  }
+}
+
 void check_sampling(const pb::SamplingParams& sampling) {
   constexpr double kLeast = std::numeric_limits<double>::denorm_min();
   check_biases(sampling);
@@ -117,8 +125,10 @@ void check_decode_step(const pb::DecodeStep& step) {
   const bool stated = step.dtype() != pb::TENSOR_DTYPE_UNSPECIFIED;
   const std::optional<Block> block = block_of(stated ? step.dtype() : pb::TENSOR_DTYPE_FLOAT32);
   if (!block) throw malformed("decode.dtype", "no known element type");
-  if (step.data().empty() || step.data().size() % block->bytes != 0) {
-    throw malformed("decode.data", std::to_string(step.data().size()) + " bytes are no row");
+  const size_t rows = 1 + static_cast<size_t>(step.proposed_size());
+  if (step.data().empty() || step.data().size() % (rows * block->bytes) != 0) {
+    throw malformed("decode.data", std::to_string(step.data().size()) + " bytes are no " +
+                                       std::to_string(rows) + " row(s)");
   }
 }
 

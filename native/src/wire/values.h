@@ -20,6 +20,9 @@ void check_layers(const pb::LayerRange& layers);
 void check_terms(const pb::Envelope& envelope,
                  const google::protobuf::RepeatedPtrField<pb::Hop>& hops);
 
+// A return path's key: 16 to 64 bytes.
+void check_return_key(const std::string& key);
+
 void check_sampling(const pb::SamplingParams& sampling);
 void check_chunk(const pb::ChunkInfo& chunk);
 void check_decode_step(const pb::DecodeStep& step);

@@ -231,5 +231,7 @@ def error_from(status: StructuredStatus) -> MeshnetError:
         raise ValueError("an OK status is not an error")
     kind = _BY_CODE[status.code]
     error = kind.__new__(kind)
-    MeshnetError.__init__(error, status.message, **status.details)
+    MeshnetError.__init__(error, status.message)
+    # Not as keywords: a peer chooses the names, and one may be a parameter's.
+    error.details = dict(status.details)
     return error

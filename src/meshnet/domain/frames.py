@@ -7,28 +7,18 @@ decode step needn't carry the session's full name. These values have one wire fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec
-from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.ids import Address, SessionKey
 from meshnet.domain.lifecycle import CacheExpectation, CacheResult
 from meshnet.domain.nodes import FlowControl, Hop, HopTimings
 from meshnet.domain.recipe import Fingerprint
 from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.status import StructuredStatus
 from meshnet.domain.tensors import BoundaryBundle, EngineTensor
-
-
-@dataclass(frozen=True, slots=True)
-class SessionKey:
-    """Names a session's state on every node: a newer epoch of the same session is another cache."""
-
-    session_id: RouteSessionId
-    route_epoch: int
-
-    def __str__(self) -> str:
-        return f"{self.session_id}@{self.route_epoch}"
+from meshnet.domain.tracing import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +44,9 @@ class SessionTerms:
     hops: tuple[Hop, ...]
     """The receiver first, then the rest of the chain up to the tail."""
     deadline_unix_nanos: int
-    """Wall-clock end of the session; 0 means none."""
+    """Wall-clock end of the session; 0 leaves it to each node, which ends it in an hour at most."""
+    trace: TraceContext | None = None
+    """Where the session belongs in a trace; every node's spans go below it."""
 
     def __post_init__(self) -> None:
         if not self.hops:
@@ -72,6 +64,30 @@ class Generate:
     """How many tokens the head may be ahead of the gateway; :class:`GrantTokens` adds to it."""
 
 
+MIN_RETURN_KEY_BYTES, MAX_RETURN_KEY_BYTES = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnPath:
+    """Where a tail may bring a session's tokens straight to the head, past the nodes between."""
+
+    address: Address
+    key: bytes = field(repr=False)
+    """Proves that the bringer belongs to the session; it can't be guessed."""
+
+    def __post_init__(self) -> None:
+        require_return_key(self.key)
+
+
+def require_return_key(key: bytes) -> None:
+    """Raise :class:`InvalidArgumentError` for a key of a length that none has."""
+    if not MIN_RETURN_KEY_BYTES <= len(key) <= MAX_RETURN_KEY_BYTES:
+        raise InvalidArgumentError(
+            "return_path.key",
+            f"{len(key)} bytes aren't {MIN_RETURN_KEY_BYTES} to {MAX_RETURN_KEY_BYTES}",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class OpenSession:
     """Node to next node: steps of this session will follow."""
@@ -83,6 +99,13 @@ class OpenSession:
     """The prompt's last tokens, as many as the penalties look at; the tail continues them."""
     flow: FlowControl
     unknown: Unknown = NOTHING_UNKNOWN
+    return_path: ReturnPath | None = None
+    """The tail's own way to the head; None means that tokens go back along the seams."""
+    positions: int = 0
+    """Positions that the session may come to hold, to be reserved; 0 means a whole context."""
+    begin: CacheExpectation | None = None
+    """The fork that the first chunk is to begin with if every node keeps its source; None for an
+    empty cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +141,20 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Node to next node: the boundary of one token."""
+    """Node to next node: the boundary of one token, or of several that follow one another."""
 
     handle: int
     position: int
     step: int
     tensor: EngineTensor
-    """The residual, shape ``(1, n_embd)``."""
+    """The residual, shape ``(rows, n_embd)``."""
     expected_past_len: int | None = None
     """Positions the cache must hold; None means as many as come before this one."""
+    proposed: tuple[int, ...] = ()
+    """The tokens of the rows after the first, which are guesses; the first may be one too."""
+    truncate: bool = False
+    """Whether the cache may hold more, which is dropped; steps that were sent before this one and
+    aren't begun are void then."""
     unknown: Unknown = NOTHING_UNKNOWN
 
 
@@ -155,12 +183,27 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Drop a session's state; answered by :class:`SessionReleased`."""
+    """End a session; answered by :class:`SessionReleased`."""
 
     handle: int
+    keep: bool = False
+    """The cache may stay, so that a later session of this stream can begin with a fork of it."""
 
 
-SeamRequest = Generate | OpenSession | PrefillChunk | DecodeFrame | GrantTokens | Cancel | Release
+@dataclass(frozen=True, slots=True)
+class AttachReturn:
+    """Tail to head, on a stream of the tail's own: this session's tokens will come here.
+
+    Answered by :class:`SessionOpened`, or :class:`SessionFailed` if the head doesn't await them.
+    """
+
+    handle: int
+    key: SessionKey
+    secret: bytes = field(repr=False)
+    """The return path's key."""
+
+    def __post_init__(self) -> None:
+        require_return_key(self.secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +212,13 @@ class SessionOpened:
 
     handle: int
     flow: FlowControl
+    step_tokens: int = 0
+    """Rows that a decode step may have here and at every node behind. 0: one, and no step may be
+    sent before the last one's token came, nor be taken back."""
+    pieces: tuple[int, int] | None = None
+    """``EngineCapabilities.exact_pieces`` here and at every node behind."""
+    cached_tokens: int = 0
+    """Positions that the fork asked for will give here and at every node behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +233,35 @@ class StepAck:
 
 @dataclass(frozen=True, slots=True)
 class TokenReply:
-    """The tail's choice; also acknowledges the step it came from."""
+    """The tail's choice after one row; also acknowledges the step it came from.
+
+    A step of several rows gets as many, in the order of their positions.
+    """
 
     handle: int
     step: int
     token: GeneratedToken
     unknown: Unknown = NOTHING_UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedTokens:
+    """Tail to head: tokens that took the straight way; their handles are those of the tail."""
+
+    replies: tuple[TokenReply, ...]
+
+
+SeamRequest = (
+    Generate
+    | OpenSession
+    | PrefillChunk
+    | DecodeFrame
+    | GrantTokens
+    | Cancel
+    | Release
+    | AttachReturn
+    | ReturnedTokens
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,16 @@ class FinishReason(Enum):
     """The token limit, or the end of the context."""
 
 
+class Speculation(Enum):
+    """Whether rows are computed for guesses at coming tokens; the tokens stay the same."""
+
+    AUTO = "auto"
+    """Where it makes the generation faster."""
+    OFF = "off"
+    ON = "on"
+    """Wherever there is a guess, also where it costs more than it gains."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """What the head needs to run the decode loop by itself.
@@ -30,6 +40,7 @@ class GenerationSpec:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int | None = None
     end_ids: frozenset[int] = frozenset()
+    speculation: Speculation = Speculation.AUTO
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
@@ -16,6 +17,17 @@ Address = NewType("Address", str)
 
 Digest = NewType("Digest", str)
 """``sha256:`` followed by 64 hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """Names a session's state on every node: a newer epoch of the same session is another cache."""
+
+    session_id: RouteSessionId
+    route_epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.session_id}@{self.route_epoch}"
 
 
 def new_route_session_id() -> RouteSessionId:

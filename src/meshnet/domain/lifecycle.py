@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from meshnet.domain.errors import CancelledError, InternalError, SessionNotFoundError
+from meshnet.domain.errors import (
+    CancelledError,
+    InternalError,
+    InvalidArgumentError,
+    SessionNotFoundError,
+)
+from meshnet.domain.ids import SessionKey
 
 
 class LifecycleState(Enum):
@@ -26,6 +32,9 @@ class CacheMode(Enum):
     """The cache must hold exactly ``expected_past_len`` positions."""
     TRUNCATE = "truncate"
     """The cache holds at least ``expected_past_len`` positions; those past them are dropped."""
+    FORK = "fork"
+    """The session is new here: its cache begins as the first ``expected_past_len`` positions of
+    another session's, which stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +43,20 @@ class CacheExpectation:
 
     mode: CacheMode
     expected_past_len: int = 0
+    source: SessionKey | None = None
+    """Whose cache a ``FORK`` begins with; None for every other mode."""
+
+    def __post_init__(self) -> None:
+        if (self.source is not None) is not (self.mode is CacheMode.FORK):
+            raise InvalidArgumentError("source", "a fork names its source, and nothing else does")
+        if self.source is not None and self.expected_past_len < 1:
+            raise InvalidArgumentError(
+                "expected_past_len", "a fork takes at least one position; open a fresh session"
+            )
 
     def met_by(self, past_len: int) -> bool:
-        """Whether a cache of ``past_len`` positions is what the step expects."""
-        if self.mode is CacheMode.TRUNCATE:
+        """Whether a cache of ``past_len`` positions, a fork's source, is what the step expects."""
+        if self.mode in (CacheMode.TRUNCATE, CacheMode.FORK):
             return past_len >= self.expected_past_len
         return past_len == self.expected_past_len
 

@@ -37,8 +37,12 @@ class FlowControl:
     """Steps that may wait for the engine, over all sessions."""
     max_sessions: int = 8
     """Sessions that may be open at once."""
+    max_positions: int = 0
+    """Positions that sessions may hold together; 0 means as many as the sessions' contexts."""
 
     def __post_init__(self) -> None:
+        if self.max_positions < 0:
+            raise InvalidArgumentError("max_positions", f"{self.max_positions} can't be negative")
         for name in ("chunk_credits", "max_chunk_bytes", "max_queued_work", "max_sessions"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, f"{getattr(self, name)} must be at least 1")
@@ -50,7 +54,12 @@ class FlowControl:
             min(self.max_chunk_bytes, other.max_chunk_bytes),
             min(self.max_queued_work, other.max_queued_work),
             min(self.max_sessions, other.max_sessions),
+            min(bounds) if (bounds := _stated(self.max_positions, other.max_positions)) else 0,
         )
+
+
+def _stated(*bounds: int) -> list[int]:
+    return [bound for bound in bounds if bound]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class HealthReport:
 
 @dataclass(frozen=True, slots=True)
 class HopTimings:
-    """Where one session's time went on one node, in nanoseconds summed over its decode steps."""
+    """Where one session's time went on one node, in nanoseconds summed over its steps."""
 
     node_id: NodeId
     layers: LayerRange
@@ -105,4 +114,19 @@ class HopTimings:
     decode_queue_nanos: int = 0
     """From the step's arrival to its start: waiting for the engine."""
     decode_downstream_nanos: int = 0
-    """From handing the step on to the token's return; contains all later nodes' time."""
+    """From handing the step on to the token's return; contains all later nodes' time. 0 on a node
+    that tokens don't come back through."""
+    prefill_queue_nanos: int = 0
+    """From a chunk's arrival to its start."""
+    prefill_codec_nanos: int = 0
+    """Packing and handing on what chunks gave."""
+    prefill_began_nanos: int = 0
+    """From accepting the session to the first chunk's arrival."""
+    prefill_span_nanos: int = 0
+    """From the first chunk's arrival to handing on what the last one gave."""
+    decode_codec_nanos: int = 0
+    """Packing and handing on what decode steps gave."""
+    proposed_tokens: int = 0
+    """Guesses at coming tokens that rows were computed for; the head counts them for the chain."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""

@@ -11,27 +11,29 @@ from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 
 
 def plan_prefill_chunks(
-    total_tokens: int, chunk_tokens: int = MAX_CHUNK_TOKENS
+    total_tokens: int, chunk_tokens: int = MAX_CHUNK_TOKENS, start: int = 0
 ) -> tuple[ChunkInfo, ...]:
     """Chunks of ``chunk_tokens`` tokens, the last with what remains; see :func:`chunk_positions`.
 
-    Raises :class:`InvalidArgumentError` unless there is a token and a chunk has 1 to 128.
+    Those from position ``start`` on have the same borders as if they began at 0. Raises
+    :class:`InvalidArgumentError` unless there is a token behind it and a chunk has 1 to 128.
     """
-    if total_tokens < 1:
-        raise InvalidArgumentError("total_tokens", f"{total_tokens} must be at least 1")
+    if total_tokens < start + 1:
+        raise InvalidArgumentError("total_tokens", f"{total_tokens} must be at least {start + 1}")
     if not 1 <= chunk_tokens <= MAX_CHUNK_TOKENS:
         raise InvalidArgumentError(
             "chunk_tokens", f"{chunk_tokens} must be 1 to {MAX_CHUNK_TOKENS}"
         )
-    count = -(-total_tokens // chunk_tokens)
+    first = start // chunk_tokens * chunk_tokens
+    borders = [start, *range(first + chunk_tokens, total_tokens, chunk_tokens), total_tokens]
     return tuple(
         ChunkInfo(
             index=index,
-            count=count,
-            token_count=min(chunk_tokens, total_tokens - index * chunk_tokens),
-            total_tokens=total_tokens,
+            count=len(borders) - 1,
+            token_count=end - begin,
+            total_tokens=total_tokens - start,
         )
-        for index in range(count)
+        for index, (begin, end) in enumerate(itertools.pairwise(borders))
     )
 
 

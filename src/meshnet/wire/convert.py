@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from meshnet.domain.errors import InputError, InvalidArgumentError, MalformedFrameError
 from meshnet.domain.frames import (
+    AttachReturn,
     Cancel,
     DecodeFrame,
     Generate,
@@ -22,6 +23,7 @@ from meshnet.domain.frames import (
     OpenSession,
     PrefillChunk,
     Release,
+    ReturnedTokens,
     SeamReply,
     SeamRequest,
     SessionFailed,
@@ -36,7 +38,7 @@ from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
 from meshnet.wire.codec import malformed
 from meshnet.wire.compression import Compression
 
-MERGEABLE = (DecodeFrame, TokenReply)
+MERGEABLE = (DecodeFrame, TokenReply, ReturnedTokens)
 """Of these, two serialised frames one right behind the other are one frame with both's content.
 
 That is how Protocol Buffers merge a repeated field, in every language.
@@ -112,7 +114,12 @@ def request_to_proto(request: SeamRequest, compression: Compression) -> pb.Sessi
         case Cancel():
             message.cancel.CopyFrom(pb.CancelSignal(handle=request.handle, reason=request.reason))
         case Release():
-            message.release.CopyFrom(pb.ReleaseSignal(handle=request.handle))
+            message.release.CopyFrom(pb.ReleaseSignal(handle=request.handle, keep=request.keep))
+        case ReturnedTokens():
+            for reply in request.replies:
+                replies.write_token(message.returned, reply)
+        case AttachReturn():
+            message.attach_return.CopyFrom(requests.attach_to_proto(request))
         case _:
             assert_never(request)
     return message
@@ -135,7 +142,11 @@ def request_from_proto(message: pb.SessionRequest, max_bytes: int) -> SeamReques
         case "cancel":
             request = Cancel(message.cancel.handle, message.cancel.reason)
         case "release":
-            request = Release(message.release.handle)
+            request = Release(message.release.handle, message.release.keep)
+        case "returned":
+            request = ReturnedTokens(replies.tokens_from_proto(message.returned))
+        case "attach_return":
+            request = requests.attach_from_proto(message.attach_return)
         case _:
             raise MalformedFrameError("request", "none that is known is set")
     return request

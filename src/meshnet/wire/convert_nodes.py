@@ -58,6 +58,7 @@ def flow_to_proto(value: FlowControl) -> pb.FlowControl:
         max_chunk_bytes=value.max_chunk_bytes,
         max_queued_work=value.max_queued_work,
         max_sessions=value.max_sessions,
+        max_positions=value.max_positions,
     )
 
 
@@ -69,6 +70,7 @@ def flow_from_proto(message: pb.FlowControl) -> FlowControl:
         message.max_chunk_bytes or default.max_chunk_bytes,
         message.max_queued_work or default.max_queued_work,
         message.max_sessions or default.max_sessions,
+        message.max_positions,
     )
 
 
@@ -83,6 +85,13 @@ def timings_to_proto(value: HopTimings) -> pb.HopTimings:
         decode_engine_nanos=value.decode_engine_nanos,
         decode_queue_nanos=value.decode_queue_nanos,
         decode_downstream_nanos=value.decode_downstream_nanos,
+        proposed_tokens=value.proposed_tokens,
+        accepted_tokens=value.accepted_tokens,
+        prefill_queue_nanos=value.prefill_queue_nanos,
+        prefill_codec_nanos=value.prefill_codec_nanos,
+        prefill_began_nanos=value.prefill_began_nanos,
+        prefill_span_nanos=value.prefill_span_nanos,
+        decode_codec_nanos=value.decode_codec_nanos,
     )
 
 
@@ -97,6 +106,13 @@ def timings_from_proto(message: pb.HopTimings) -> HopTimings:
         decode_engine_nanos=message.decode_engine_nanos,
         decode_queue_nanos=message.decode_queue_nanos,
         decode_downstream_nanos=message.decode_downstream_nanos,
+        proposed_tokens=message.proposed_tokens,
+        accepted_tokens=message.accepted_tokens,
+        prefill_queue_nanos=message.prefill_queue_nanos,
+        prefill_codec_nanos=message.prefill_codec_nanos,
+        prefill_began_nanos=message.prefill_began_nanos,
+        prefill_span_nanos=message.prefill_span_nanos,
+        decode_codec_nanos=message.decode_codec_nanos,
     )
 
 

@@ -41,12 +41,26 @@ _FINISH_REASONS = {
 
 def opened_to_proto(value: SessionOpened) -> pb.SessionOpened:
     """See :class:`SessionOpened`."""
-    return pb.SessionOpened(handle=value.handle, flow=flow_to_proto(value.flow))
+    least, most = value.pieces or (0, 0)
+    return pb.SessionOpened(
+        handle=value.handle,
+        flow=flow_to_proto(value.flow),
+        step_tokens=value.step_tokens,
+        least_piece=least,
+        most_piece=most,
+        cached_tokens=value.cached_tokens,
+    )
 
 
 def opened_from_proto(message: pb.SessionOpened) -> SessionOpened:
     """See :class:`SessionOpened`."""
-    return SessionOpened(message.handle, flow_from_proto(message.flow))
+    return SessionOpened(
+        message.handle,
+        flow_from_proto(message.flow),
+        message.step_tokens,
+        (message.least_piece, message.most_piece) if message.most_piece else None,
+        message.cached_tokens,
+    )
 
 
 def ack_to_proto(value: StepAck) -> pb.Ack:

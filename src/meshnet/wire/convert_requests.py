@@ -9,16 +9,21 @@ from collections.abc import Iterable
 
 from meshnet.domain.errors import InvalidArgumentError, MalformedFrameError
 from meshnet.domain.frames import (
+    AttachReturn,
     ChunkInfo,
     DecodeFrame,
     DecodeStep,
     Generate,
     OpenSession,
     PrefillChunk,
+    ReturnPath,
     SessionTerms,
 )
+from meshnet.domain.ids import Address
+from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.domain.tensors import RESIDUAL, DType, EngineTensor
+from meshnet.domain.tracing import parse_traceparent
 from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
 from meshnet.wire.checksum import crc32c
 from meshnet.wire.codec import (
@@ -37,7 +42,9 @@ from meshnet.wire.convert_values import (
     fingerprint_from_proto,
     fingerprint_to_proto,
     key_from_envelope,
+    key_from_fields,
     layers_to_proto,
+    named,
     require,
     sampling_from_proto,
     sampling_to_proto,
@@ -70,6 +77,7 @@ def terms_to_envelope(value: SessionTerms) -> pb.Envelope:
         layers=layers_to_proto(layers),
         effective_start_layer=layers.start,
         deadline_unix_nanos=value.deadline_unix_nanos,
+        traceparent="" if value.trace is None else value.trace.traceparent,
     )
 
 
@@ -81,6 +89,7 @@ def terms_from_envelope(envelope: pb.Envelope, hops: Iterable[pb.Hop]) -> Sessio
         fingerprint=fingerprint_from_proto(envelope.fingerprint),
         hops=tuple(hop_from_proto(hop) for hop in hops),
         deadline_unix_nanos=envelope.deadline_unix_nanos,
+        trace=parse_traceparent(envelope.traceparent) if envelope.traceparent else None,
     )
     if terms.deadline_unix_nanos < 0:
         raise MalformedFrameError("deadline_unix_nanos", f"{terms.deadline_unix_nanos} is negative")
@@ -133,7 +142,12 @@ def open_to_proto(value: OpenSession) -> pb.OpenSession:
         sampling=sampling_to_proto(value.sampling),
         history=value.history,
         flow=flow_to_proto(value.flow),
+        positions=value.positions,
+        begin=None if value.begin is None else expectation_to_proto(value.begin),
     )
+    if value.return_path is not None:
+        message.return_path.address = value.return_path.address
+        message.return_path.key = value.return_path.key
     put_unknown(value.unknown, message, message.envelope)
     return message
 
@@ -148,7 +162,40 @@ def open_from_proto(message: pb.OpenSession) -> OpenSession:
         history=tuple(message.history),
         flow=flow_from_proto(message.flow),
         unknown=unknown_of(message, message.envelope),
+        return_path=_return_path(message),
+        positions=message.positions,
+        begin=_begin(message),
     )
+
+
+def _begin(message: pb.OpenSession) -> CacheExpectation | None:
+    if not message.HasField("begin"):
+        return None
+    begin = expectation_from_proto(message.begin)
+    return begin if begin.mode is CacheMode.FORK else None
+
+
+def _return_path(message: pb.OpenSession) -> ReturnPath | None:
+    if not message.HasField("return_path"):
+        return None
+    path = message.return_path
+    return ReturnPath(Address(named(path.address, "return_path.address")), path.key)
+
+
+def attach_to_proto(value: AttachReturn) -> pb.AttachReturn:
+    """See :class:`AttachReturn`."""
+    return pb.AttachReturn(
+        handle=value.handle,
+        route_session_id=value.key.session_id,
+        route_epoch=value.key.route_epoch,
+        key=value.secret,
+    )
+
+
+def attach_from_proto(message: pb.AttachReturn) -> AttachReturn:
+    """See :class:`AttachReturn`."""
+    key = key_from_fields(message.route_session_id, message.route_epoch)
+    return AttachReturn(message.handle, key, message.key)
 
 
 def chunk_to_proto(value: ChunkInfo) -> pb.ChunkInfo:
@@ -227,16 +274,18 @@ def prefill_from_proto(message: pb.PrefillChunk, max_bytes: int) -> PrefillChunk
 
 
 def write_decode(message: pb.DecodeFrame, value: DecodeFrame) -> None:
-    """Fill an empty message in place; each step's tensor must be a residual of one row."""
+    """Fill an empty message in place; each step's tensor must be a residual of the step's rows."""
     if not value.steps:
         raise InvalidArgumentError("steps", "a decode frame holds at least one step")
     add = message.steps.add
     for step in value.steps:
         tensor = step.tensor
         shape = tensor.shape
-        if tensor.name != RESIDUAL or len(shape) != 2 or shape[0] != 1 or not shape[1]:
+        rows = 1 + len(step.proposed)
+        if tensor.name != RESIDUAL or len(shape) != 2 or shape[0] != rows or not shape[1]:
             raise InvalidArgumentError(
-                "tensor", f"{tensor.name} of shape {shape} isn't a {RESIDUAL} of shape (1, width)"
+                "tensor",
+                f"{tensor.name} of shape {shape} isn't a {RESIDUAL} of shape ({rows}, width)",
             )
         data = as_bytes(tensor.data)
         added = add(
@@ -249,6 +298,8 @@ def write_decode(message: pb.DecodeFrame, value: DecodeFrame) -> None:
             checksum=crc32c(data),
             data=data,
             dtype=_DECODE_DTYPES[tensor.dtype],
+            proposed=step.proposed,
+            truncate=step.truncate,
         )
         put_unknown(step.unknown, added)
 
@@ -269,15 +320,20 @@ def _decode_step_from_proto(message: pb.DecodeStep) -> DecodeStep:
     if message.dtype not in _DECODE_BLOCKS:
         raise MalformedFrameError("decode.dtype", f"no known element type: {message.dtype}")
     dtype, block_values, block_bytes = _DECODE_BLOCKS[message.dtype]
-    blocks, rest = divmod(len(data), block_bytes)
+    rows = 1 + len(message.proposed)
+    blocks, rest = divmod(len(data), rows * block_bytes)
     if rest or not blocks:
-        raise MalformedFrameError("decode.data", f"{len(data)} bytes are no row of {dtype.value}")
-    tensor = EngineTensor(RESIDUAL, dtype, (1, blocks * block_values), data)
+        raise MalformedFrameError(
+            "decode.data", f"{len(data)} bytes are no {rows} row(s) of {dtype.value}"
+        )
+    tensor = EngineTensor(RESIDUAL, dtype, (rows, blocks * block_values), data)
     return DecodeStep(
         message.handle,
         position,
         message.idempotency_step,
         tensor,
         None if past_len == position else past_len,
+        tuple(message.proposed) if rows > 1 else (),
+        message.truncate,
         unknown_of(message),
     )

@@ -13,9 +13,8 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from meshnet.domain.errors import MalformedFrameError
-from meshnet.domain.frames import SessionKey
-from meshnet.domain.generation import GeneratedToken, GenerationSpec
-from meshnet.domain.ids import Digest, RouteSessionId
+from meshnet.domain.generation import GeneratedToken, GenerationSpec, Speculation
+from meshnet.domain.ids import Digest, RouteSessionId, SessionKey
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, CacheResult
 from meshnet.domain.recipe import Fingerprint
@@ -29,6 +28,13 @@ _CACHE_MODES = {
     CacheMode.FRESH: pb.CACHE_MODE_FRESH,
     CacheMode.EXACT: pb.CACHE_MODE_EXACT,
     CacheMode.TRUNCATE: pb.CACHE_MODE_TRUNCATE,
+    CacheMode.FORK: pb.CACHE_MODE_FORK,
+}
+
+_SPECULATIONS = {
+    Speculation.AUTO: pb.SPECULATION_UNSPECIFIED,
+    Speculation.OFF: pb.SPECULATION_OFF,
+    Speculation.ON: pb.SPECULATION_ON,
 }
 
 K = TypeVar("K")
@@ -111,15 +117,31 @@ def key_from_fields(session_id: str, epoch: int) -> SessionKey:
 
 def expectation_to_proto(value: CacheExpectation) -> pb.CacheExpectation:
     """See :class:`CacheExpectation`."""
+    source = value.source
     return pb.CacheExpectation(
-        mode=_CACHE_MODES[value.mode], expected_past_len=value.expected_past_len
+        mode=_CACHE_MODES[value.mode],
+        expected_past_len=value.expected_past_len,
+        source_session_id="" if source is None else source.session_id,
+        source_epoch=0 if source is None else source.route_epoch,
     )
 
 
 def expectation_from_proto(message: pb.CacheExpectation) -> CacheExpectation:
     """See :class:`CacheExpectation`."""
     mode = known(_CACHE_MODES, message.mode, "cache_expectation.mode")
-    return CacheExpectation(mode, message.expected_past_len)
+    if bool(message.source_session_id) is not (mode is CacheMode.FORK):
+        raise MalformedFrameError(
+            "cache_expectation.source_session_id", "a fork names its source, and nothing else does"
+        )
+    source: SessionKey | None = None
+    if mode is CacheMode.FORK:
+        name = named(message.source_session_id, "cache_expectation.source_session_id")
+        source = SessionKey(RouteSessionId(name), message.source_epoch)
+        if not message.expected_past_len:
+            raise MalformedFrameError(
+                "cache_expectation.expected_past_len", "a fork takes at least one position"
+            )
+    return CacheExpectation(mode, message.expected_past_len, source)
 
 
 def cache_result_to_proto(value: CacheResult) -> pb.CacheResult:
@@ -176,6 +198,12 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
     )
 
 
+def _speculation(number: int) -> Speculation:
+    """A number that isn't stated, or is a newer peer's, leaves the choice to the head."""
+    found = (mode for mode, known_number in _SPECULATIONS.items() if known_number == number)
+    return next(found, Speculation.AUTO)
+
+
 def spec_to_proto(value: GenerationSpec) -> pb.GenerationSpec:
     """See :class:`GenerationSpec`."""
     return pb.GenerationSpec(
@@ -183,6 +211,7 @@ def spec_to_proto(value: GenerationSpec) -> pb.GenerationSpec:
         sampling=sampling_to_proto(value.sampling),
         max_new_tokens=value.max_new_tokens or 0,
         end_ids=sorted(value.end_ids),
+        speculation=_SPECULATIONS[value.speculation],
     )
 
 
@@ -193,6 +222,7 @@ def spec_from_proto(message: pb.GenerationSpec) -> GenerationSpec:
         sampling=sampling_from_proto(message.sampling),
         max_new_tokens=message.max_new_tokens or None,
         end_ids=frozenset(message.end_ids),
+        speculation=_speculation(message.speculation),
     )
 
 

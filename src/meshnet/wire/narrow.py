@@ -15,12 +15,42 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshnet.domain.errors import InvalidArgumentError
-from meshnet.domain.tensors import DType, EngineTensor
+from meshnet.domain.errors import InvalidArgumentError, MalformedFrameError
+from meshnet.domain.tensors import BoundaryBundle, DType, EngineTensor
 
 BLOCK = 32
 _BLOCK_TYPE = np.dtype([("scale", "<f2"), ("values", "i1", (BLOCK,))])
 Rows = NDArray[np.float32]
+
+
+def dtypes_for(n_embd: int) -> tuple[DType, ...]:
+    """What rows of ``n_embd`` values may be narrowed to, the exact one first."""
+    whole_blocks = n_embd % BLOCK == 0
+    return tuple(dtype for dtype in DType if dtype is not DType.Q8_0 or whole_blocks)
+
+
+def narrowed(bundle: BoundaryBundle, dtype: DType) -> BoundaryBundle:
+    """A float32 bundle as it crosses a seam; the same one for float32. Raises as for a tensor."""
+    if dtype is DType.FLOAT32:
+        return bundle
+    tensors = [tensor_of(each.name, rows_of(each), dtype) for each in bundle.tensors]
+    return BoundaryBundle(tuple(tensors), bundle.token_id_sideband)
+
+
+def widened(bundle: BoundaryBundle, dtype: DType) -> BoundaryBundle:
+    """What came over a seam of ``dtype``, as float32; the same one for float32.
+
+    Raises :class:`MalformedFrameError` for tensors of another type.
+    """
+    for tensor in bundle.tensors:
+        if tensor.dtype is not dtype:
+            raise MalformedFrameError(
+                "tensors.dtype", f"{tensor.dtype.value}, but the session has {dtype.value}"
+            )
+    if dtype is DType.FLOAT32:
+        return bundle
+    tensors = [tensor_of(each.name, rows_of(each), DType.FLOAT32) for each in bundle.tensors]
+    return BoundaryBundle(tuple(tensors), bundle.token_id_sideband)
 
 
 def tensor_of(name: str, rows: Rows, dtype: DType) -> EngineTensor:
@@ -51,7 +81,7 @@ def _encode(rows: Rows, dtype: DType) -> bytes:
     if dtype is DType.FLOAT32:
         return rows.astype("<f4", copy=False).tobytes()
     if not np.isfinite(rows).all():
-        raise InvalidArgumentError("data", f"{dtype.value} holds finite values alone")
+        raise InvalidArgumentError("boundary", f"{dtype.value} holds finite values alone")
     if dtype is DType.FLOAT16:
         return _halves(rows, dtype).tobytes()
     if dtype is DType.BFLOAT16:
@@ -66,7 +96,7 @@ def _to_bfloat16(rows: Rows) -> NDArray[np.uint16]:
     rounded = (bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)
     halves = rounded.astype("<u2")
     if ((halves & np.uint16(0x7F80)) == np.uint16(0x7F80)).any():
-        raise InvalidArgumentError("data", "a value is too large for bfloat16")
+        raise InvalidArgumentError("boundary", "a value is too large for bfloat16; use float32")
     return halves
 
 
@@ -90,5 +120,7 @@ def _halves(values: Rows, dtype: DType) -> NDArray[np.float16]:
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")
     if not np.isfinite(halves).all():
-        raise InvalidArgumentError("data", f"a value is too large for {dtype.value}")
+        raise InvalidArgumentError(
+            "boundary", f"a value is too large for {dtype.value}; use bfloat16 or float32"
+        )
     return halves

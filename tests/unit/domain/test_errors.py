@@ -30,6 +30,13 @@ def test_an_error_survives_a_process_border(kind):
     assert type(again) is kind
 
 
+@pytest.mark.parametrize("code", [code for code in StatusCode if code is not StatusCode.OK])
+@pytest.mark.parametrize("name", ["message", "self", "field", "problem", "no name"])
+def test_a_peer_may_name_its_details_as_it_likes(code, name):
+    error = error_from(StructuredStatus(code, message="why", details={name: "b"}))
+    assert (error.message, dict(error.details)) == ("why", {name: "b"})
+
+
 def test_ok_is_no_error():
     with pytest.raises(ValueError, match="OK"):
         error_from(OK)

@@ -1,17 +1,12 @@
 import math
-from dataclasses import replace
 
 import pytest
 
-from meshnet.domain.errors import FingerprintMismatchError, InvalidArgumentError
+from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.generation import GenerationSpec
-from meshnet.domain.ids import Digest
 from meshnet.domain.nodes import FlowControl
-from meshnet.domain.recipe import Recipe
 from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.tensors import BoundaryBundle, DType, EngineTensor
-
-MODEL = Digest("sha256:" + "a" * 64)
 
 
 @pytest.mark.parametrize(
@@ -37,36 +32,6 @@ MODEL = Digest("sha256:" + "a" * 64)
 def test_a_sampling_parameter_out_of_range_is_named(field, value):
     with pytest.raises(InvalidArgumentError, match=field):
         SamplingParams(**{field: value})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model_digest": Digest("sha256:" + "b" * 64)},
-        {"engine": "other"},
-        {"engine_build": "2"},
-        {"boundary_dtype": DType.BFLOAT16},
-        {"kv_type_k": "f32"},
-        {"kv_type_v": "f32"},
-        {"flash_attention": True},
-        {"chunk_tokens": 64},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_whatever_changes_the_numbers_changes_the_fingerprint(change):
-    recipe = Recipe(MODEL, "libllama", "1")
-    mine, theirs = recipe.fingerprint(), replace(recipe, **change).fingerprint()
-    assert mine == Recipe(MODEL, "libllama", "1").fingerprint()
-    with pytest.raises(FingerprintMismatchError) as caught:
-        mine.require_equal(theirs, "node-2")
-    for digest in caught.value.details.values():
-        assert digest in caught.value.message
-
-
-@pytest.mark.parametrize("change", [{"kv_type_k": "q9"}, {"chunk_tokens": 129}])
-def test_a_recipe_that_cant_be_is_refused(change):
-    with pytest.raises(InvalidArgumentError, match=next(iter(change))):
-        Recipe(MODEL, "libllama", "1", **change)
 
 
 def test_a_tensor_whose_length_and_shape_disagree_is_refused():

@@ -17,6 +17,7 @@ from meshnet.domain.frames import (
     GrantTokens,
     OpenSession,
     Release,
+    ReturnedTokens,
     SeamReply,
     SeamRequest,
     SessionOpened,
@@ -164,7 +165,11 @@ def test_decode_frames_one_behind_the_other_are_one_frame() -> None:
     second = DecodeFrame((decode_step(1, 11),))
     joined = encode_request(first) + encode_request(second)
     assert decode_request(joined, BOUND) == DecodeFrame(first.steps + second.steps)
-    assert (DecodeFrame, TokenReply) == MERGEABLE
+    tokens = [ReturnedTokens((TokenReply(1, step, GeneratedToken(step, 5)),)) for step in (1, 2)]
+    joined = b"".join(map(encode_request, tokens))
+    both = ReturnedTokens(tokens[0].replies + tokens[1].replies)
+    assert decode_request(joined, BOUND) == both
+    assert (DecodeFrame, TokenReply, ReturnedTokens) == MERGEABLE
 
 
 def test_a_field_of_a_newer_peer_survives_a_hop() -> None:

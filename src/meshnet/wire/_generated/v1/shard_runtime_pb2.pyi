@@ -39,6 +39,7 @@ class CacheMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CACHE_MODE_FRESH: _ClassVar[CacheMode]
     CACHE_MODE_EXACT: _ClassVar[CacheMode]
     CACHE_MODE_TRUNCATE: _ClassVar[CacheMode]
+    CACHE_MODE_FORK: _ClassVar[CacheMode]
 
 class LifecycleState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -53,6 +54,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class Speculation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPECULATION_UNSPECIFIED: _ClassVar[Speculation]
+    SPECULATION_OFF: _ClassVar[Speculation]
+    SPECULATION_ON: _ClassVar[Speculation]
 
 class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -95,6 +102,7 @@ CACHE_MODE_UNSPECIFIED: CacheMode
 CACHE_MODE_FRESH: CacheMode
 CACHE_MODE_EXACT: CacheMode
 CACHE_MODE_TRUNCATE: CacheMode
+CACHE_MODE_FORK: CacheMode
 LIFECYCLE_STATE_UNSPECIFIED: LifecycleState
 LIFECYCLE_STATE_LOADING: LifecycleState
 LIFECYCLE_STATE_READY: LifecycleState
@@ -103,6 +111,9 @@ LIFECYCLE_STATE_FAILED: LifecycleState
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+SPECULATION_UNSPECIFIED: Speculation
+SPECULATION_OFF: Speculation
+SPECULATION_ON: Speculation
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_MALFORMED_FRAME: ErrorCode
@@ -164,12 +175,16 @@ class Hop(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ...) -> None: ...
 
 class CacheExpectation(_message.Message):
-    __slots__ = ("mode", "expected_past_len")
+    __slots__ = ("mode", "expected_past_len", "source_session_id", "source_epoch")
     MODE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_PAST_LEN_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     mode: CacheMode
     expected_past_len: int
-    def __init__(self, mode: _Optional[_Union[CacheMode, str]] = ..., expected_past_len: _Optional[int] = ...) -> None: ...
+    source_session_id: str
+    source_epoch: int
+    def __init__(self, mode: _Optional[_Union[CacheMode, str]] = ..., expected_past_len: _Optional[int] = ..., source_session_id: _Optional[str] = ..., source_epoch: _Optional[int] = ...) -> None: ...
 
 class CacheResult(_message.Message):
     __slots__ = ("hit", "past_len")
@@ -180,7 +195,7 @@ class CacheResult(_message.Message):
     def __init__(self, hit: _Optional[bool] = ..., past_len: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("schema_version", "work_id", "route_session_id", "route_epoch", "fingerprint", "layers", "effective_start_layer", "phase", "position", "idempotency_step", "cache_expectation", "compression", "checksum", "deadline_unix_nanos")
+    __slots__ = ("schema_version", "work_id", "route_session_id", "route_epoch", "fingerprint", "layers", "effective_start_layer", "phase", "position", "idempotency_step", "cache_expectation", "compression", "checksum", "deadline_unix_nanos", "traceparent")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORK_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTE_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +210,7 @@ class Envelope(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_NANOS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     schema_version: SchemaVersion
     work_id: str
     route_session_id: str
@@ -209,7 +225,8 @@ class Envelope(_message.Message):
     compression: Compression
     checksum: int
     deadline_unix_nanos: int
-    def __init__(self, schema_version: _Optional[_Union[SchemaVersion, _Mapping]] = ..., work_id: _Optional[str] = ..., route_session_id: _Optional[str] = ..., route_epoch: _Optional[int] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., effective_start_layer: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., position: _Optional[int] = ..., idempotency_step: _Optional[int] = ..., cache_expectation: _Optional[_Union[CacheExpectation, _Mapping]] = ..., compression: _Optional[_Union[Compression, str]] = ..., checksum: _Optional[int] = ..., deadline_unix_nanos: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, schema_version: _Optional[_Union[SchemaVersion, _Mapping]] = ..., work_id: _Optional[str] = ..., route_session_id: _Optional[str] = ..., route_epoch: _Optional[int] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., effective_start_layer: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., position: _Optional[int] = ..., idempotency_step: _Optional[int] = ..., cache_expectation: _Optional[_Union[CacheExpectation, _Mapping]] = ..., compression: _Optional[_Union[Compression, str]] = ..., checksum: _Optional[int] = ..., deadline_unix_nanos: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class TensorFragment(_message.Message):
     __slots__ = ("index", "offset", "data")
@@ -262,16 +279,18 @@ class ChunkInfo(_message.Message):
     def __init__(self, index: _Optional[int] = ..., count: _Optional[int] = ..., token_count: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class FlowControl(_message.Message):
-    __slots__ = ("credits", "max_chunk_bytes", "max_queued_work", "max_sessions")
+    __slots__ = ("credits", "max_chunk_bytes", "max_queued_work", "max_sessions", "max_positions")
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     MAX_CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUED_WORK_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     credits: int
     max_chunk_bytes: int
     max_queued_work: int
     max_sessions: int
-    def __init__(self, credits: _Optional[int] = ..., max_chunk_bytes: _Optional[int] = ..., max_queued_work: _Optional[int] = ..., max_sessions: _Optional[int] = ...) -> None: ...
+    max_positions: int
+    def __init__(self, credits: _Optional[int] = ..., max_chunk_bytes: _Optional[int] = ..., max_queued_work: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_positions: _Optional[int] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")
@@ -350,7 +369,7 @@ class ShardError(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[ErrorDetail, _Mapping]]] = ...) -> None: ...
 
 class HopTimings(_message.Message):
-    __slots__ = ("node_id", "layers", "prefill_tokens", "prefill_engine_nanos", "decode_steps", "decode_engine_nanos", "decode_queue_nanos", "decode_downstream_nanos")
+    __slots__ = ("node_id", "layers", "prefill_tokens", "prefill_engine_nanos", "decode_steps", "decode_engine_nanos", "decode_queue_nanos", "decode_downstream_nanos", "prefill_queue_nanos", "prefill_codec_nanos", "prefill_began_nanos", "prefill_span_nanos", "decode_codec_nanos", "proposed_tokens", "accepted_tokens")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +378,13 @@ class HopTimings(_message.Message):
     DECODE_ENGINE_NANOS_FIELD_NUMBER: _ClassVar[int]
     DECODE_QUEUE_NANOS_FIELD_NUMBER: _ClassVar[int]
     DECODE_DOWNSTREAM_NANOS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_QUEUE_NANOS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CODEC_NANOS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_BEGAN_NANOS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SPAN_NANOS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_CODEC_NANOS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     layers: LayerRange
     prefill_tokens: int
@@ -367,19 +393,28 @@ class HopTimings(_message.Message):
     decode_engine_nanos: int
     decode_queue_nanos: int
     decode_downstream_nanos: int
-    def __init__(self, node_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_engine_nanos: _Optional[int] = ..., decode_steps: _Optional[int] = ..., decode_engine_nanos: _Optional[int] = ..., decode_queue_nanos: _Optional[int] = ..., decode_downstream_nanos: _Optional[int] = ...) -> None: ...
+    prefill_queue_nanos: int
+    prefill_codec_nanos: int
+    prefill_began_nanos: int
+    prefill_span_nanos: int
+    decode_codec_nanos: int
+    proposed_tokens: int
+    accepted_tokens: int
+    def __init__(self, node_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_engine_nanos: _Optional[int] = ..., decode_steps: _Optional[int] = ..., decode_engine_nanos: _Optional[int] = ..., decode_queue_nanos: _Optional[int] = ..., decode_downstream_nanos: _Optional[int] = ..., prefill_queue_nanos: _Optional[int] = ..., prefill_codec_nanos: _Optional[int] = ..., prefill_began_nanos: _Optional[int] = ..., prefill_span_nanos: _Optional[int] = ..., decode_codec_nanos: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("prompt", "sampling", "max_new_tokens", "end_ids")
+    __slots__ = ("prompt", "sampling", "max_new_tokens", "end_ids", "speculation")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_IDS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     max_new_tokens: int
     end_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    speculation: Speculation
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, str]] = ...) -> None: ...
 
 class Generate(_message.Message):
     __slots__ = ("handle", "envelope", "hops", "spec", "token_credits")
@@ -395,21 +430,35 @@ class Generate(_message.Message):
     token_credits: int
     def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., spec: _Optional[_Union[GenerationSpec, _Mapping]] = ..., token_credits: _Optional[int] = ...) -> None: ...
 
+class ReturnPath(_message.Message):
+    __slots__ = ("address", "key")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    key: bytes
+    def __init__(self, address: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
+
 class OpenSession(_message.Message):
-    __slots__ = ("handle", "envelope", "hops", "sampling", "history", "flow")
+    __slots__ = ("handle", "envelope", "hops", "sampling", "history", "flow", "return_path", "positions", "begin")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
+    RETURN_PATH_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
     handle: int
     envelope: Envelope
     hops: _containers.RepeatedCompositeFieldContainer[Hop]
     sampling: SamplingParams
     history: _containers.RepeatedScalarFieldContainer[int]
     flow: FlowControl
-    def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., history: _Optional[_Iterable[int]] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ...) -> None: ...
+    return_path: ReturnPath
+    positions: int
+    begin: CacheExpectation
+    def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., history: _Optional[_Iterable[int]] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., return_path: _Optional[_Union[ReturnPath, _Mapping]] = ..., positions: _Optional[int] = ..., begin: _Optional[_Union[CacheExpectation, _Mapping]] = ...) -> None: ...
 
 class PrefillChunk(_message.Message):
     __slots__ = ("handle", "envelope", "chunk", "bundle")
@@ -424,7 +473,7 @@ class PrefillChunk(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., chunk: _Optional[_Union[ChunkInfo, _Mapping]] = ..., bundle: _Optional[_Union[TensorBundle, _Mapping]] = ...) -> None: ...
 
 class DecodeStep(_message.Message):
-    __slots__ = ("handle", "position", "idempotency_step", "expected_past_len", "checksum", "data", "dtype")
+    __slots__ = ("handle", "position", "idempotency_step", "expected_past_len", "checksum", "data", "dtype", "proposed", "truncate")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -432,6 +481,8 @@ class DecodeStep(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     position: int
     idempotency_step: int
@@ -439,7 +490,9 @@ class DecodeStep(_message.Message):
     checksum: int
     data: bytes
     dtype: TensorDtype
-    def __init__(self, handle: _Optional[int] = ..., position: _Optional[int] = ..., idempotency_step: _Optional[int] = ..., expected_past_len: _Optional[int] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ..., dtype: _Optional[_Union[TensorDtype, str]] = ...) -> None: ...
+    proposed: _containers.RepeatedScalarFieldContainer[int]
+    truncate: bool
+    def __init__(self, handle: _Optional[int] = ..., position: _Optional[int] = ..., idempotency_step: _Optional[int] = ..., expected_past_len: _Optional[int] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ..., dtype: _Optional[_Union[TensorDtype, str]] = ..., proposed: _Optional[_Iterable[int]] = ..., truncate: _Optional[bool] = ...) -> None: ...
 
 class DecodeFrame(_message.Message):
     __slots__ = ("steps",)
@@ -464,13 +517,27 @@ class CancelSignal(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReleaseSignal(_message.Message):
-    __slots__ = ("handle",)
+    __slots__ = ("handle", "keep")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     handle: int
-    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+    keep: bool
+    def __init__(self, handle: _Optional[int] = ..., keep: _Optional[bool] = ...) -> None: ...
+
+class AttachReturn(_message.Message):
+    __slots__ = ("handle", "route_session_id", "route_epoch", "key")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    route_session_id: str
+    route_epoch: int
+    key: bytes
+    def __init__(self, handle: _Optional[int] = ..., route_session_id: _Optional[str] = ..., route_epoch: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("generate", "open", "prefill", "decode", "grant", "cancel", "release")
+    __slots__ = ("generate", "open", "prefill", "decode", "grant", "cancel", "release", "attach_return", "returned")
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -478,6 +545,8 @@ class SessionRequest(_message.Message):
     GRANT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_RETURN_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     generate: Generate
     open: OpenSession
     prefill: PrefillChunk
@@ -485,15 +554,25 @@ class SessionRequest(_message.Message):
     grant: GrantTokens
     cancel: CancelSignal
     release: ReleaseSignal
-    def __init__(self, generate: _Optional[_Union[Generate, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., prefill: _Optional[_Union[PrefillChunk, _Mapping]] = ..., decode: _Optional[_Union[DecodeFrame, _Mapping]] = ..., grant: _Optional[_Union[GrantTokens, _Mapping]] = ..., cancel: _Optional[_Union[CancelSignal, _Mapping]] = ..., release: _Optional[_Union[ReleaseSignal, _Mapping]] = ...) -> None: ...
+    attach_return: AttachReturn
+    returned: TokenFrame
+    def __init__(self, generate: _Optional[_Union[Generate, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., prefill: _Optional[_Union[PrefillChunk, _Mapping]] = ..., decode: _Optional[_Union[DecodeFrame, _Mapping]] = ..., grant: _Optional[_Union[GrantTokens, _Mapping]] = ..., cancel: _Optional[_Union[CancelSignal, _Mapping]] = ..., release: _Optional[_Union[ReleaseSignal, _Mapping]] = ..., attach_return: _Optional[_Union[AttachReturn, _Mapping]] = ..., returned: _Optional[_Union[TokenFrame, _Mapping]] = ...) -> None: ...
 
 class SessionOpened(_message.Message):
-    __slots__ = ("handle", "flow")
+    __slots__ = ("handle", "flow", "step_tokens", "least_piece", "most_piece", "cached_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_PIECE_FIELD_NUMBER: _ClassVar[int]
+    MOST_PIECE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     flow: FlowControl
-    def __init__(self, handle: _Optional[int] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ...) -> None: ...
+    step_tokens: int
+    least_piece: int
+    most_piece: int
+    cached_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., step_tokens: _Optional[int] = ..., least_piece: _Optional[int] = ..., most_piece: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("handle", "idempotency_step", "duplicate", "cache_result")
@@ -594,8 +673,10 @@ class Capability(_message.Message):
     def __init__(self, schema_version: _Optional[_Union[SchemaVersion, _Mapping]] = ..., node_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., total_layers: _Optional[int] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., slice_digest: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., dtypes: _Optional[_Iterable[_Union[TensorDtype, str]]] = ..., compressions: _Optional[_Iterable[_Union[Compression, str]]] = ..., next_address: _Optional[str] = ...) -> None: ...
 
 class GetCapabilityRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("padding",)
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    def __init__(self, padding: _Optional[bytes] = ...) -> None: ...
 
 class GetCapabilityResponse(_message.Message):
     __slots__ = ("capability",)
