@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshnet.domain.errors import EngineError, InvalidArgumentError, LayerRangeError
-from meshnet.domain.frames import SessionKey
+from meshnet.domain.ids import SessionKey
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheResult, LifecycleState
 from meshnet.domain.recipe import Recipe
@@ -53,8 +53,13 @@ class EngineLimits:
     """Sessions with a cache at once."""
     threads: int = 1
     gpu_layers: int = 0
+    """So many of the shard's last layers are computed on a GPU; more than it has means all."""
     memory_bytes: int = 0
     """Upper bound for the shard's weights; 0 means no bound."""
+    mmap: bool = True
+    """Whether weights on the processor are mapped from the file rather than copied."""
+    mlock: bool = False
+    """Whether they are kept from being swapped out."""
 
     def __post_init__(self) -> None:
         for name, low in (("context_length", 1), ("max_sessions", 1), ("threads", 1)):
@@ -103,8 +108,17 @@ class EngineCapabilities:
     """Size of the vocabulary; 0 on an engine that doesn't sample."""
     limits: EngineLimits
     dtypes: tuple[DType, ...] = (DType.FLOAT32,)
-    exact_decode_rows: int = 1
-    """Up to this many sessions' rows in one step equal each alone bit for bit."""
+    exact_sessions: int = 1
+    """Up to this many sessions' single rows in one step equal each alone, bit for bit."""
+    exact_step_tokens: int = 1
+    """Up to this many consecutive rows of one session are computed at once and equal single steps
+    bit for bit; more of them take several passes."""
+    exact_pieces: tuple[int, int] | None = None
+    """Fewest and most rows: the bits of a prompt don't depend on how it is cut into steps if each
+    has so many. None: they depend on every border."""
+    supports_rollback: bool = True
+    """Whether a cache can be cut back to an earlier position. A ``TRUNCATE`` that drops something,
+    or a ``FORK`` of less than its source holds, is a cache miss if it can't."""
     supports_mtp: bool = False
 
     @property
@@ -128,10 +142,19 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """How a tail chooses the token after the last row: parameters and the tokens before it."""
+    """How a tail chooses: parameters, and the tokens before the one that it chooses first."""
 
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     history: tuple[int, ...] = ()
+    """The tokens up to and with the last one before the first choice, as many as the penalties look
+    at."""
+    proposed: tuple[int, ...] = ()
+    """The tokens of a decode step's rows after its first. Choices after a later row have them in
+    their history; may be left out where the penalties are off."""
+
+    def before(self, choice: int) -> tuple[int, ...]:
+        """The history of the step's choice of that number, 0 for the first."""
+        return self.history + self.proposed[:choice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +181,23 @@ class StepRequest:
                 "expected_past_len",
                 f"{self.expectation.expected_past_len} differs from the position {self.position}",
             )
+        if self.expectation.source == self.key:
+            raise InvalidArgumentError("source", f"session {self.key} can't be forked from itself")
+        proposed = len(self.choice.proposed)
+        if proposed != self.choices - 1 and (proposed or self.choice.params.needs_history):
+            raise InvalidArgumentError(
+                "proposed", f"{proposed} tokens where {self.choices} choices follow one another"
+            )
 
     @property
     def rows(self) -> int:
         """Positions this step computes."""
         return self.input.rows if self.input is not None else len(self.token_ids)
+
+    @property
+    def choices(self) -> int:
+        """Tokens that a tail chooses: one, after the last row."""
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +207,16 @@ class PrefillRequest(StepRequest):
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest(StepRequest):
-    """One generated token; may share a step of the engine with other sessions' tokens."""
+    """A generated token, or several to be verified at once: a tail chooses after every row.
+
+    It may share a step of the engine with other sessions' tokens. Its results are those of as many
+    steps of one row, bit for bit.
+    """
+
+    @property
+    def choices(self) -> int:
+        """Tokens that a tail chooses: one after each row."""
+        return self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +233,9 @@ class TokenOutput:
             raise InvalidArgumentError("token_id", f"{self.token_id} is negative")
 
 
+Output = BoundaryBundle | TokenOutput | tuple[TokenOutput, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What came of a step. An OK result has an output.
@@ -199,14 +246,16 @@ class StepResult:
     """
 
     status: StructuredStatus
-    output: BoundaryBundle | TokenOutput | None = None
+    output: Output | None = None
+    """A boundary with a row a position; on a tail the token, or as many as the request has
+    ``choices`` if they are several."""
     cache_result: CacheResult | None = None
     duplicate: bool = False
     """True when the step had run before and this is the first run's result."""
     engine_nanos: int = 0
 
     def __post_init__(self) -> None:
-        if self.status.ok and self.output is None:
+        if self.status.ok and not self.output:
             raise InvalidArgumentError("output", "an OK result has an output")
 
     def boundary(self) -> BoundaryBundle:
@@ -216,10 +265,14 @@ class StepResult:
         return self.output
 
     def token(self) -> TokenOutput:
-        """The output of a tail."""
+        """The output of a tail that chose once."""
         if not isinstance(self.output, TokenOutput):
             raise EngineError("the engine gave no token where one was due")
         return self.output
+
+    def tokens(self) -> tuple[TokenOutput, ...]:
+        """The output of a tail: a token for each of the request's ``choices``, in order."""
+        return self.output if isinstance(self.output, tuple) else (self.token(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +294,8 @@ class MetricsResult:
     engine_nanos: int = 0
     cache_misses: int = 0
     duplicates: int = 0
+    positions: int = 0
+    """Positions that the caches hold now, all sessions together."""
 
 
 class ShardEngine(abc.ABC):
@@ -260,7 +315,7 @@ class ShardEngine(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, request: DecodeRequest) -> StepResult:
-        """Compute one token's row. Never raises for a bad request: the result's status says it."""
+        """Compute generated tokens' rows. Never raises for a bad request, like :meth:`prefill`."""
 
     @abc.abstractmethod
     def cancel(self, key: SessionKey) -> None:

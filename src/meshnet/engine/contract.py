@@ -2,41 +2,36 @@
 
 ``assert_shard_engine_contract(make_engine)`` runs them all; each is also a function of its own in
 ``CHECKS``, so that a test runner can report them one by one. ``make_engine`` gives a fresh engine
-and the request that loads it; limits must allow two sessions of 64 positions.
+and the request that loads it; limits must allow three sessions of 64 positions. A check uses no
+more operations than its rule is about, so that an engine that breaks one rule fails that check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 
-import numpy as np
-
-from meshnet.domain.frames import SessionKey
-from meshnet.domain.ids import RouteSessionId
-from meshnet.domain.lifecycle import CacheExpectation, CacheMode, LifecycleState
+from meshnet.domain.lifecycle import CacheMode, LifecycleState
 from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.status import StatusCode
-from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
-from meshnet.engine.base import (
-    DecodeRequest,
-    EngineCapabilities,
-    LoadRequest,
-    PrefillRequest,
-    ShardEngine,
-    StepRequest,
-    StepResult,
-    TokenChoice,
-    TokenOutput,
+from meshnet.domain.tensors import BoundaryBundle
+from meshnet.engine.base import Output, TokenChoice, TokenOutput
+from meshnet.engine.contract_bench import (
+    DECODES,
+    PROMPT,
+    Bench,
+    ContractViolation,
+    MakeEngine,
+    key,
+    output,
+    refused,
+    require,
+    wrong_requests,
 )
 
-MakeEngine = Callable[[], tuple[ShardEngine, LoadRequest]]
-PROMPT = 7
-DECODES = 4
+__all__ = ["CHECKS", "ContractViolation", "MakeEngine", "assert_shard_engine_contract"]
 
-
-class ContractViolation(AssertionError):  # noqa: N818 - it says what happened
-    """An engine does something else than the contract says."""
+ROWS = 5
+"""Rows of a decode step of several."""
 
 
 def assert_shard_engine_contract(make_engine: MakeEngine) -> None:
@@ -48,109 +43,48 @@ def assert_shard_engine_contract(make_engine: MakeEngine) -> None:
             raise ContractViolation(f"{name}: {violation}") from violation
 
 
-@dataclass(slots=True)
-class _Bench:
-    """A loaded engine and inputs that are equal for equal positions."""
-
-    engine: ShardEngine
-    capabilities: EngineCapabilities
-    steps: dict[SessionKey, int] = field(default_factory=dict)
-
-    @staticmethod
-    def of(make_engine: MakeEngine) -> _Bench:
-        engine, request = make_engine()
-        engine.load(request)
-        return _Bench(engine, engine.capabilities())
-
-    def inputs(self, position: int, rows: int) -> tuple[tuple[int, ...], BoundaryBundle | None]:
-        if self.capabilities.is_head:
-            return tuple((17 * (position + i) + 3) % 60 for i in range(rows)), None
-        width = self.capabilities.n_embd
-        values = np.concatenate(
-            [np.random.default_rng(position + i).integers(0, 9, width) for i in range(rows)]
-        )
-        data = values.astype(np.float32).tobytes()
-        return (), BoundaryBundle((EngineTensor(RESIDUAL, DType.FLOAT32, (rows, width), data),))
-
-    def step_number(self, key: SessionKey) -> int:
-        self.steps[key] = self.steps.get(key, -1) + 1
-        return self.steps[key]
-
-    def prefill(self, key: SessionKey, rows: int = PROMPT) -> PrefillRequest:
-        tokens, bundle = self.inputs(0, rows)
-        fresh = CacheExpectation(CacheMode.FRESH, 0)
-        return PrefillRequest(key, 0, fresh, self.step_number(key), tokens, bundle)
-
-    def decode(
-        self, key: SessionKey, position: int, mode: CacheMode = CacheMode.EXACT
-    ) -> DecodeRequest:
-        tokens, bundle = self.inputs(position, 1)
-        expectation = CacheExpectation(mode, position)
-        return DecodeRequest(key, position, expectation, self.step_number(key), tokens, bundle)
-
-    def play(self, key: SessionKey, decodes: int = DECODES) -> list[object]:
-        """Prefill and some decode steps; their outputs."""
-        results = [self.engine.prefill(self.prefill(key))]
-        results += [self.engine.decode(self.decode(key, PROMPT + i)) for i in range(decodes)]
-        return [output(result) for result in results]
-
-
-def key(name: str, epoch: int = 0) -> SessionKey:
-    """A session's key."""
-    return SessionKey(RouteSessionId(name), epoch)
-
-
-def output(result: StepResult) -> object:
-    """An OK result's output, comparable bit for bit."""
-    _require(result.status.ok, f"a valid step failed: {result.status}")
-    return result.output
-
-
-def refused(result: StepResult, code: StatusCode) -> None:
-    """Require that a step was refused with that code."""
-    _require(result.status.code is code, f"{code.value} was due, but came {result.status}")
-
-
-def _require(condition: bool, message: str) -> None:  # noqa: FBT001
-    if not condition:
-        raise ContractViolation(message)
-
-
 def health_before_load(make: MakeEngine) -> None:
     """An engine that loaded nothing says LOADING."""
     engine, _ = make()
-    _require(engine.health().state is LifecycleState.LOADING, "health before load isn't LOADING")
+    require(engine.health().state is LifecycleState.LOADING, "health before load isn't LOADING")
 
 
 def capabilities_after_load(make: MakeEngine) -> None:
     """The range is the one asked for, multi-token prediction is off, health is READY."""
     engine, request = make()
-    engine.load(request)
-    held = engine.capabilities()
-    _require(
+    held = engine.load(request).capabilities
+    require(held == engine.capabilities(), "load and capabilities disagree")
+    require(
         (held.shard_start, held.shard_end, held.total_layers)
         == (request.shard_start, request.shard_end, request.total_layers),
         "the range differs from the request's",
     )
-    _require(not held.supports_mtp, "multi-token prediction is claimed")
-    _require(engine.health().state is LifecycleState.READY, "health after load isn't READY")
+    require(not held.supports_mtp, "multi-token prediction is claimed")
+    require(engine.health().state is LifecycleState.READY, "health after load isn't READY")
 
 
 def replay_is_identical(make: MakeEngine) -> None:
-    """The same steps in a fresh session give the same bytes."""
-    bench = _Bench.of(make)
-    _require(bench.play(key("a")) == bench.play(key("b")), "a replay gave other bytes")
+    """The same steps in a fresh session give the same bytes, random draws included."""
+    bench = Bench.of(make)
+    drawn = TokenChoice(SamplingParams(temperature=1.0, seed=5))
+    made = [
+        [
+            output(bench.engine.prefill(bench.prefill(key(name), choice=drawn))),
+            *(bench.play_on(key(name), PROMPT, drawn)),
+        ]
+        for name in ("a", "b")
+    ]
+    require(made[0] == made[1], "a replay gave other bytes")
 
 
 def output_kind(make: MakeEngine) -> None:
     """A tail gives tokens; any other shard a boundary with a row a position."""
-    bench = _Bench.of(make)
-    result = bench.engine.prefill(bench.prefill(key("a")))
-    made = output(result)
+    bench = Bench.of(make)
+    made = bench.open(key("a"))
     if bench.capabilities.is_tail:
-        _require(isinstance(made, TokenOutput), "a tail gave no token")
+        require(isinstance(made, TokenOutput), "a tail gave no token")
     else:
-        _require(
+        require(
             isinstance(made, BoundaryBundle)
             and made.tensors[0].shape == (PROMPT, bench.capabilities.n_embd),
             "a shard gave no boundary of the right shape",
@@ -159,25 +93,25 @@ def output_kind(make: MakeEngine) -> None:
 
 def decode_unopened(make: MakeEngine) -> None:
     """A decode step of a session that was never opened misses, every time."""
-    bench = _Bench.of(make)
+    bench = Bench.of(make)
     for _ in range(2):
         refused(bench.engine.decode(bench.decode(key("ghost"), PROMPT)), StatusCode.CACHE_MISS)
 
 
 def wrong_past_len(make: MakeEngine) -> None:
-    """A step that expects another length misses and changes nothing."""
-    bench = _Bench.of(make)
-    expected = bench.play(key("a"))
-    bench.engine.prefill(bench.prefill(key("b")))
-    refused(bench.engine.decode(bench.decode(key("b"), PROMPT + 1)), StatusCode.CACHE_MISS)
-    refused(bench.engine.decode(bench.decode(key("b"), PROMPT - 1)), StatusCode.CACHE_MISS)
-    made = output(bench.engine.decode(bench.decode(key("b"), PROMPT)))
-    _require(made == expected[1], "a missed step changed the cache")
+    """A step that expects another length, or a fresh cache, misses and changes nothing."""
+    bench = Bench.of(make)
+    expected = bench.play(key("alone"))
+    bench.open(key("a"))
+    refused(bench.engine.decode(bench.decode(key("a"), PROMPT + 1)), StatusCode.CACHE_MISS)
+    refused(bench.engine.decode(bench.decode(key("a"), PROMPT - 1)), StatusCode.CACHE_MISS)
+    refused(bench.engine.prefill(bench.prefill(key("a"))), StatusCode.CACHE_MISS)
+    require(bench.next(key("a"), PROMPT) == expected[1], "a missed step changed the cache")
 
 
 def stale_epoch(make: MakeEngine) -> None:
     """Once a newer epoch ran, an older one is refused."""
-    bench = _Bench.of(make)
+    bench = Bench.of(make)
     bench.play(key("a", 1))
     bench.play(key("a", 2))
     refused(
@@ -186,162 +120,225 @@ def stale_epoch(make: MakeEngine) -> None:
 
 
 def cancel_refuses(make: MakeEngine) -> None:
-    """After cancel, steps are refused; cancel may be said twice; metrics count the session once."""
-    bench = _Bench.of(make)
+    """After cancel, steps are refused and the place is free; cancel may be said twice."""
+    bench = Bench.of(make)
     bench.play(key("a"))
     bench.engine.cancel(key("a"))
     bench.engine.cancel(key("a"))
     refused(bench.engine.decode(bench.decode(key("a"), PROMPT + DECODES)), StatusCode.CANCELLED)
+    for number in range(bench.capabilities.limits.max_sessions):
+        bench.open(key(str(number)))
+
+
+def metrics_count_cancelled(make: MakeEngine) -> None:
+    """Metrics count a session that was cancelled, once, and no longer as open."""
+    bench = Bench.of(make)
+    for name in ("a", "b"):
+        bench.open(key(name))
+    bench.engine.cancel(key("a"))
+    bench.engine.cancel(key("a"))
     metrics = bench.engine.metrics()
-    _require(metrics.cancelled_sessions == 1, "metrics don't count the cancelled session once")
-    _require(metrics.open_sessions == 0, "a cancelled session holds its place")
+    require(metrics.cancelled_sessions == 1, "a cancelled session isn't counted once")
+    require(metrics.open_sessions == 1, "a cancelled session counts as open")
 
 
 def release_forgets(make: MakeEngine) -> None:
     """After release, decode misses; release may be said twice; the name can be used anew."""
-    bench = _Bench.of(make)
+    bench = Bench.of(make)
     expected = bench.play(key("a"))
     bench.engine.release(key("a"))
     bench.engine.release(key("a"))
     refused(bench.engine.decode(bench.decode(key("a"), PROMPT + DECODES)), StatusCode.CACHE_MISS)
     bench.steps.clear()
-    _require(bench.play(key("a")) == expected, "a released name's cache wasn't empty")
+    require(bench.play(key("a")) == expected, "a released name's cache wasn't empty")
+    for number in range(1, bench.capabilities.limits.max_sessions):
+        bench.open(key(str(number)))
 
 
 def execute_equals_single(make: MakeEngine) -> None:
     """A mixed list of two sessions' steps gives what one by one gives."""
-    bench = _Bench.of(make)
+    bench = Bench.of(make)
     expected = bench.play(key("alone"))
-    bench.engine.release(key("alone"))
     first = bench.engine.execute([bench.prefill(key("a"))])
     mixed = bench.engine.execute([bench.decode(key("a"), PROMPT), bench.prefill(key("b"))])
     both = bench.engine.execute(
         [bench.decode(key("b"), PROMPT), bench.decode(key("a"), PROMPT + 1)]
     )
-    _require(output(first[0]) == expected[0], "execute's prefill differs")
-    _require([output(r) for r in mixed] == [expected[1], expected[0]], "a mixed list differs")
-    _require([output(r) for r in both] == [expected[1], expected[2]], "a decode batch differs")
+    require(output(first[0]) == expected[0], "execute's prefill differs")
+    require([output(r) for r in mixed] == [expected[1], expected[0]], "a mixed list differs")
+    require([output(r) for r in both] == [expected[1], expected[2]], "a decode batch differs")
 
 
 def duplicate_step(make: MakeEngine) -> None:
     """A repeated idempotency step gives the first result and doesn't advance the cache."""
-    bench = _Bench.of(make)
-    expected = bench.play(key("a"))
-    bench.engine.prefill(bench.prefill(key("b")))
-    request = bench.decode(key("b"), PROMPT)
+    bench = Bench.of(make)
+    expected = bench.play(key("alone"))
+    bench.open(key("a"))
+    request = bench.decode(key("a"), PROMPT)
     bench.engine.decode(request)
     again = bench.engine.decode(request)
-    _require(output(again) == expected[1] and again.duplicate, "a repeat isn't the first result")
-    made = output(bench.engine.decode(bench.decode(key("b"), PROMPT + 1)))
-    _require(made == expected[2], "a repeat advanced the cache")
+    require(output(again) == expected[1] and again.duplicate, "a repeat isn't the first result")
+    require(bench.next(key("a"), PROMPT + 1) == expected[2], "a repeat advanced the cache")
 
 
 def rollback_is_exact(make: MakeEngine) -> None:
     """Going back to an earlier position and on equals never having gone past it."""
-    bench = _Bench.of(make)
+    bench = Bench.of(make)
     expected = bench.play(key("a"))
-    again = output(bench.engine.decode(bench.decode(key("a"), PROMPT + 1, CacheMode.TRUNCATE)))
-    after = output(bench.engine.decode(bench.decode(key("a"), PROMPT + 2)))
-    _require([again, after] == expected[2:4], "a rolled back session differs")
+    back = bench.engine.decode(bench.decode(key("a"), PROMPT + 1, CacheMode.TRUNCATE))
+    if not bench.capabilities.supports_rollback:
+        refused(back, StatusCode.CACHE_MISS)
+        bench.next(key("a"), PROMPT + DECODES)
+        return
+    after = bench.next(key("a"), PROMPT + 2)
+    require([output(back), after] == expected[2:4], "a rolled back session differs")
+
+
+def fork_is_exact(make: MakeEngine) -> None:
+    """A session that begins as another one's prefix equals one that computed the prefix itself.
+
+    Its source stays as it is, and may leave before it.
+    """
+    bench = Bench.of(make)
+    expected = bench.play(key("alone"), DECODES + 1)
+    bench.play(key("a"))
+    taken = 1 if bench.capabilities.supports_rollback else DECODES
+    fork = bench.fork(key("b"), key("a"), PROMPT + taken)
+    require(output(bench.engine.prefill(fork)) == expected[taken + 1], "a fork differs")
+    (own,) = bench.engine.execute([bench.decode(key("a"), PROMPT + DECODES)])
+    require(output(own) == expected[DECODES + 1], "a fork changed its source")
+    bench.engine.release(key("a"))
+    made = [bench.next(key("b"), PROMPT + i) for i in range(taken + 1, DECODES + 1)]
+    require(made == expected[taken + 2 :], "a fork differs later on")
+
+
+def fork_misses(make: MakeEngine) -> None:
+    """A fork of what isn't there misses, and so does one of a session that is open already."""
+    bench = Bench.of(make)
+    expected = bench.play(key("a"))
+    for request in (
+        bench.fork(key("b"), key("ghost"), 1),
+        bench.fork(key("b"), key("a", 1), 1),
+        bench.fork(key("b"), key("a"), PROMPT + DECODES + 1),
+    ):
+        refused(bench.engine.prefill(request), StatusCode.CACHE_MISS)
+    bench.steps.clear()
+    require(bench.play(key("b")) == expected, "a fork that missed left something")
+    again = bench.fork(key("b"), key("a"), PROMPT + DECODES)
+    refused(bench.engine.prefill(again), StatusCode.CACHE_MISS)
+
+
+def decode_rows(make: MakeEngine) -> None:
+    """A decode step of several rows equals as many of one row, a token after each on a tail."""
+    bench = Bench.of(make)
+    params = SamplingParams(temperature=1.0, seed=3, repeat_penalty=1.3, logprobs=True)
+    history = bench.tokens(0, PROMPT)
+    first = bench.open(key("a"), TokenChoice(params, history))
+    history += (_token(first),)
+    singles: list[Output] = []
+    for i in range(ROWS):
+        tokens = history + tuple(map(_token, singles))
+        request = bench.decode(key("a"), PROMPT + i, choice=TokenChoice(params, tokens))
+        singles.append(output(bench.engine.decode(request)))
+    bench.open(key("b"), TokenChoice(params, history[:PROMPT]))
+    choice = TokenChoice(params, history, tuple(map(_token, singles[:-1])))
+    made = bench.engine.decode(bench.decode(key("b"), PROMPT, rows=ROWS, choice=choice))
+    output(made)
+    if bench.capabilities.is_tail:
+        require(list(made.tokens()) == singles, "a row's token differs from a single step's")
+    else:
+        alone = b"".join(_data(single) for single in singles)
+        require(_data(made.boundary()) == alone, "a row differs from a single step")
+    after = [bench.next(key(name), PROMPT + ROWS) for name in ("a", "b")]
+    require(after[0] == after[1], "the cache behind several rows differs")
+
+
+def _token(made: Output) -> int:
+    """A tail's choice; what the next one is chosen after, where there is none, doesn't matter."""
+    return made.token_id if isinstance(made, TokenOutput) else 0
+
+
+def _data(made: Output) -> bytes:
+    require(isinstance(made, BoundaryBundle), "a shard that is no tail gave no boundary")
+    return bytes(made.tensors[0].data) if isinstance(made, BoundaryBundle) else b""
 
 
 def interleaved_equals_alone(make: MakeEngine) -> None:
     """Two sessions step by step in turn give what each gives alone."""
-    bench = _Bench.of(make)
+    bench = Bench.of(make)
     expected = bench.play(key("alone"))
-    bench.engine.release(key("alone"))
     names = (key("a"), key("b"))
-    made = [[output(bench.engine.prefill(bench.prefill(name)))] for name in names]
+    made = [[bench.open(name)] for name in names]
     for i in range(DECODES):
         for name, outputs in zip(names, made, strict=True):
-            result = bench.engine.decode(bench.decode(name, PROMPT + i))
-            outputs.append(output(result))
-    _require(made == [expected, expected], "neighbours change a session")
+            outputs.append(bench.next(name, PROMPT + i))
+    require(made == [expected, expected], "neighbours change a session")
 
 
 def errors_leave_it_working(make: MakeEngine) -> None:
-    """After each kind of refusal, the next valid request works."""
-    bench = _Bench.of(make)
-    expected = bench.play(key("alone"))
-    bench.engine.release(key("alone"))
-    refusals: Sequence[StepRequest] = (
-        bench.decode(key("ghost"), 3),
-        bench.prefill(key("long"), bench.capabilities.limits.context_length + 1),
-        _wrong_kind(bench, key("kind")),
-        *_wrong_values(bench, key("values")),
-    )
-    for number, request in enumerate(refusals):
+    """After each kind of refusal, the next valid request works, also of a session that is open."""
+    bench = Bench.of(make)
+    expected = bench.play(key("alone"), 3)
+    bench.open(key("gone"))
+    bench.engine.cancel(key("gone"))
+    bench.open(key("a"))
+    too_long = bench.capabilities.limits.context_length + 1
+    for number, request in enumerate(
+        (
+            bench.decode(key("ghost"), PROMPT),
+            bench.prefill(key("long"), too_long),
+            bench.decode(key("gone"), PROMPT),
+        )
+    ):
+        bench.engine.execute([request])
+        require(bench.next(key("a"), PROMPT + number) == expected[number + 1], "a session differs")
+
+
+def bad_input_is_refused(make: MakeEngine) -> None:
+    """Inputs of the wrong kind, shape or value are refused, and hold no place."""
+    bench = Bench.of(make)
+    expected = bench.open(key("alone"))
+    for request in wrong_requests(bench, key("wrong")):
         (result,) = bench.engine.execute([request])
-        _require(not result.status.ok, f"a bad request was accepted: {request}")
-        _require(bench.engine.metrics().open_sessions == 0, f"it holds a place: {request}")
-        name = key(f"after-{number}")
-        _require(bench.play(name) == expected, f"after {result.status.code.value} it differs")
-        bench.engine.release(name)
+        require(not result.status.ok, f"a bad request was accepted: {request}")
+    for number in range(1, bench.capabilities.limits.max_sessions):
+        require(bench.open(key(str(number))) == expected, "after bad input a session differs")
 
 
 def sessions_are_bounded(make: MakeEngine) -> None:
-    """One session more than the limit is refused, and fits once another has left."""
-    bench = _Bench.of(make)
-    names = [key(str(i)) for i in range(bench.capabilities.limits.max_sessions)]
-    for name in names:
-        output(bench.engine.prefill(bench.prefill(name)))
+    """One session more than the limit is refused."""
+    bench = Bench.of(make)
+    for number in range(bench.capabilities.limits.max_sessions):
+        bench.open(key(str(number)))
     refused(bench.engine.prefill(bench.prefill(key("more"))), StatusCode.RESOURCE_EXHAUSTED)
-    bench.engine.release(names[0])
-    output(bench.engine.prefill(bench.prefill(key("more"))))
 
 
 def bad_choice_is_its_own(make: MakeEngine) -> None:
-    """Parameters that can't be met fail one step; its neighbours, and its cache, are as before."""
-    bench = _Bench.of(make)
+    """Parameters that can't be met fail one step; its neighbours, and its cache, are as before.
+
+    An engine that can't go back has lost the cache: the next step misses.
+    """
+    bench = Bench.of(make)
     if not bench.capabilities.is_tail:
         return
     expected = bench.play(key("alone"))
-    bench.engine.release(key("alone"))
     outside = {bench.capabilities.n_vocab: 1.0}
     choice = TokenChoice(SamplingParams(temperature=0.0, logit_bias=outside))
-    (fresh,) = bench.engine.execute([replace(bench.prefill(key("a")), choice=choice)])
+    (fresh,) = bench.engine.execute([bench.prefill(key("c"), choice=choice)])
     refused(fresh, StatusCode.INVALID_ARGUMENT)
-    _require(bench.engine.metrics().open_sessions == 0, "a failed first step holds a place")
-    for name in ("a", "b"):
-        output(bench.engine.prefill(bench.prefill(key(name))))
+    for name in ("b", "a"):
+        bench.open(key(name))
     bad, good = bench.engine.execute(
-        [replace(bench.decode(key("a"), PROMPT), choice=choice), bench.decode(key("b"), PROMPT)]
+        [bench.decode(key("a"), PROMPT, choice=choice), bench.decode(key("b"), PROMPT)]
     )
     refused(bad, StatusCode.INVALID_ARGUMENT)
-    _require(output(good) == expected[1], "a neighbour's bad parameters change a session")
-    _require(bench.engine.health().state is LifecycleState.READY, "bad parameters are no failure")
-    made = output(bench.engine.decode(bench.decode(key("a"), PROMPT)))
-    _require(made == expected[1], "a step that failed changed the cache")
-
-
-def _wrong_values(bench: _Bench, name: SessionKey) -> list[StepRequest]:
-    """Token ids that don't exist, or boundaries that no shard gives."""
-    good = PrefillRequest(name, 0, CacheExpectation(CacheMode.FRESH, 0), 0, *bench.inputs(0, 2))
-    if good.input is None:
-        return [replace(good, token_ids=(1, outside)) for outside in (-1, 2**31 - 1)]
-    (tensor,) = good.input.tensors
-    width = bench.capabilities.n_embd
-    shapes = ((1, 2 * width), (2 * width, 1), (2 * width,), (2, width, 1))
-    tensors: list[tuple[EngineTensor, ...]] = [(replace(tensor, shape=shape),) for shape in shapes]
-    tensors += [
-        (EngineTensor(RESIDUAL, DType.FLOAT32, tensor.shape, value.tobytes()),)
-        for value in (np.full(tensor.shape, bad, np.float32) for bad in (np.nan, np.inf))
-    ]
-    tensors += [
-        (EngineTensor(RESIDUAL, DType.FLOAT16, tensor.shape, tensor.data[: 4 * width]),),
-        (replace(tensor, name="norm"),),
-        (tensor, replace(tensor, name="second")),
-    ]
-    return [replace(good, input=BoundaryBundle(wrong)) for wrong in tensors]
-
-
-def _wrong_kind(bench: _Bench, name: SessionKey) -> StepRequest:
-    """Token ids for a shard that takes a boundary, and the other way round."""
-    fresh = CacheExpectation(CacheMode.FRESH, 0)
-    if not bench.capabilities.is_head:
-        return PrefillRequest(name, 0, fresh, 0, token_ids=(1,))
-    row = EngineTensor(RESIDUAL, DType.FLOAT32, (1, 1), bytes(4))
-    return PrefillRequest(name, 0, fresh, 0, input=BoundaryBundle((row,)))
+    require(output(good) == expected[1], "a neighbour's bad parameters change a session")
+    require(bench.engine.health().state is LifecycleState.READY, "bad parameters are no failure")
+    again = bench.engine.decode(bench.decode(key("a"), PROMPT))
+    if bench.capabilities.supports_rollback:
+        require(output(again) == expected[1], "a step that failed changed the cache")
+    else:
+        refused(again, StatusCode.CACHE_MISS)
 
 
 CHECKS: dict[str, Callable[[MakeEngine], None]] = {
@@ -355,12 +352,17 @@ CHECKS: dict[str, Callable[[MakeEngine], None]] = {
         wrong_past_len,
         stale_epoch,
         cancel_refuses,
+        metrics_count_cancelled,
         release_forgets,
         execute_equals_single,
         duplicate_step,
         rollback_is_exact,
+        fork_is_exact,
+        fork_misses,
+        decode_rows,
         interleaved_equals_alone,
         errors_leave_it_working,
+        bad_input_is_refused,
         sessions_are_bounded,
         bad_choice_is_its_own,
     )

@@ -11,25 +11,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshnet.domain.errors import (
-    CacheMissError,
     EngineError,
     InvalidArgumentError,
     MeshnetError,
     NodeNotReadyError,
     ResourceExhaustedError,
-    status_of,
 )
-from meshnet.domain.frames import SessionKey
+from meshnet.domain.ids import SessionKey
 from meshnet.domain.layers import LayerRange
-from meshnet.domain.lifecycle import CacheResult, LifecycleState
-from meshnet.domain.status import OK
+from meshnet.domain.lifecycle import LifecycleState
+from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
 from meshnet.engine.base import (
     DecodeRequest,
@@ -38,18 +36,20 @@ from meshnet.engine.base import (
     LoadRequest,
     LoadResult,
     MetricsResult,
+    Output,
     PrefillRequest,
     ShardEngine,
     StepRequest,
     StepResult,
     TokenOutput,
 )
-from meshnet.engine.ledger import SessionLedger
-from meshnet.engine.sampling import sample
+from meshnet.engine.choice import choose
+from meshnet.engine.ledger import Admission, SessionLedger
 from meshnet.engine.tokenizer import ByteTokenizer
 
 PRIME = 65521
 N_EMBD = 4
+EXACT_STEP_TOKENS = 32
 HANG_SECONDS = 3600.0
 
 Row = tuple[int, ...]
@@ -86,6 +86,34 @@ class Fault:
         return step == self.at_step
 
 
+@dataclass(frozen=True, slots=True)
+class FaultSchedule:
+    """Faults at random steps, the same ones for the same seed.
+
+    Each step has a fault with probability ``rate``, of one of ``kinds``, each equally likely;
+    ``seconds`` is for delays. Raises :class:`InvalidArgumentError` for a rate outside 0 to 1, or no
+    kinds.
+    """
+
+    seed: int
+    rate: float
+    kinds: tuple[FaultKind, ...]
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise InvalidArgumentError("rate", f"{self.rate} must be 0 to 1")
+        if not self.kinds:
+            raise InvalidArgumentError("kinds", "a schedule needs at least one kind of fault")
+
+    def at(self, step: int) -> Fault | None:
+        """The step's fault, whatever was asked before."""
+        draw = np.random.Generator(np.random.Philox(key=self.seed, counter=step))
+        if draw.random() >= self.rate:
+            return None
+        return Fault(self.kinds[draw.integers(len(self.kinds))], step, seconds=self.seconds)
+
+
 @dataclass(slots=True)
 class _Cache:
     """Running sums after each position, one list a layer."""
@@ -96,30 +124,34 @@ class _Cache:
         for sums in self.sums.values():
             del sums[position:]
 
+    def copy(self) -> _Cache:
+        return _Cache({layer: sums.copy() for layer, sums in self.sums.items()})
+
 
 class FixtureEngine(ShardEngine):
-    """See the module's text. ``faults`` strike by the number of steps run since load."""
+    """See the module's text. Faults strike by the number of steps run since load."""
 
     def __init__(
         self,
-        faults: Sequence[Fault] = (),
+        faults: Sequence[Fault] | FaultSchedule = (),
         *,
         step_seconds: float = 0.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._faults = tuple(faults)
+        self._faults = faults
         self._step_seconds = step_seconds
         self._sleep = sleep
         self._capabilities: EngineCapabilities | None = None
         self._ledger = SessionLedger(1, 1)
         self._caches: dict[int, _Cache] = {}
-        self._metrics = MetricsResult()
+        self._steps = 0
 
     def load(self, request: LoadRequest) -> LoadResult:
         """Takes any range; no file is read."""
         limits = request.limits
         self._ledger = SessionLedger(limits.max_sessions, limits.context_length)
         self._caches = {}
+        self._steps = 0
         self._capabilities = EngineCapabilities(
             request.shard_start,
             request.shard_end,
@@ -127,7 +159,9 @@ class FixtureEngine(ShardEngine):
             n_embd=N_EMBD,
             n_vocab=ByteTokenizer().n_vocab,
             limits=limits,
-            exact_decode_rows=limits.max_sessions,
+            exact_sessions=limits.max_sessions,
+            exact_step_tokens=EXACT_STEP_TOKENS,
+            exact_pieces=(1, MAX_CHUNK_TOKENS),
         )
         return LoadResult(self._capabilities)
 
@@ -164,46 +198,43 @@ class FixtureEngine(ShardEngine):
 
     def metrics(self) -> MetricsResult:
         """See the base class."""
-        return replace(
-            self._metrics,
-            open_sessions=self._ledger.open_sessions,
-            cancelled_sessions=self._ledger.cancelled_sessions,
-        )
+        return self._ledger.metrics()
 
     def _step(self, request: StepRequest) -> StepResult:
-        started = time.perf_counter_ns()
         try:
-            capabilities = self.capabilities()
-            rows = _rows_in(request, capabilities)
-            for old in self._ledger.superseded(request.key):
-                self.release(old)
+            rows = _rows_in(request, self.capabilities())
             admission = self._ledger.admit(request)
         except MeshnetError as error:
-            return self._refused(request, error)
+            return self._ledger.refused(request, error)
         if isinstance(admission, StepResult):
-            self._count(duplicates=1)
-            return replace(admission, duplicate=True)
+            return admission
+        started = time.perf_counter_ns()
+        cache = self._prepared(admission, request.position)
         try:
-            output = self._compute(rows, request, admission.slot.number)
+            output = self._compute(rows, request, cache)
         except MeshnetError as error:
-            self._ledger.roll_back(request, admission)
-            return self._refused(request, error)
-        past_len = request.position + len(rows)
-        nanos = time.perf_counter_ns() - started
-        result = StepResult(
-            OK, output, CacheResult(hit=True, past_len=past_len), engine_nanos=nanos
-        )
-        self._ledger.commit(request, result)
-        self._count(rows=len(rows), engine_nanos=nanos)
-        return result
+            cache.truncate(self._ledger.roll_back(request, admission))
+            return self._ledger.refused(request, error)
+        finally:
+            nanos = time.perf_counter_ns() - started
+            self._ledger.note_step(nanos)
+        return self._ledger.commit(request, output, nanos)
 
-    def _compute(
-        self, rows: list[Row], request: StepRequest, slot: int
-    ) -> BoundaryBundle | TokenOutput:
+    def _prepared(self, admission: Admission, position: int) -> _Cache:
+        """The slot's cache as the step needs it."""
+        number = admission.slot.number
+        for cleared in admission.cleared:
+            self._caches.pop(cleared, None)
+        if admission.copied is not None:
+            self._caches[number] = self._caches[admission.copied].copy()
+        cache = self._caches.setdefault(number, _Cache())
+        if admission.truncate:
+            cache.truncate(position)
+        return cache
+
+    def _compute(self, rows: list[Row], request: StepRequest, cache: _Cache) -> Output:
         fault = self._strike()
         capabilities = self.capabilities()
-        cache = self._caches.setdefault(slot, _Cache())
-        cache.truncate(request.position)
         rows = _mixed(rows, request.position, capabilities, cache)
         if fault is FaultKind.WRONG_OUTPUT:
             rows = [tuple((value + 1) % PRIME for value in row) for row in rows]
@@ -211,13 +242,18 @@ class FixtureEngine(ShardEngine):
             return _malformed(capabilities)
         return _output(rows, request, capabilities)
 
+    def _fault_at(self, step: int) -> Fault | None:
+        if isinstance(self._faults, FaultSchedule):
+            return self._faults.at(step)
+        return next((fault for fault in self._faults if fault.due(step)), None)
+
     def _strike(self) -> FaultKind | None:
         """Run the step's delay and the fault that is due, if it isn't one of the output."""
-        step = self._metrics.steps
-        self._count(steps=1)
+        step = self._steps
+        self._steps += 1
         if self._step_seconds:
             self._sleep(self._step_seconds)
-        fault = next((fault for fault in self._faults if fault.due(step)), None)
+        fault = self._fault_at(step)
         if fault is None:
             return None
         if fault.kind is FaultKind.DELAY:
@@ -231,16 +267,6 @@ class FixtureEngine(ShardEngine):
         elif fault.kind is FaultKind.MEMORY_PRESSURE:
             raise ResourceExhaustedError(f"the fixture was told to be out of memory at step {step}")
         return fault.kind
-
-    def _refused(self, request: StepRequest, error: MeshnetError) -> StepResult:
-        past_len = self._ledger.past_len(request.key)
-        self._count(cache_misses=int(isinstance(error, CacheMissError)))
-        hit = past_len == request.expectation.expected_past_len
-        return StepResult(status_of(error), None, CacheResult(hit=hit, past_len=past_len))
-
-    def _count(self, **added: int) -> None:
-        totals = {name: getattr(self._metrics, name) + value for name, value in added.items()}
-        self._metrics = replace(self._metrics, **totals)
 
 
 def _rows_in(request: StepRequest, capabilities: EngineCapabilities) -> list[Row]:
@@ -283,17 +309,13 @@ def _mixed(
     return rows
 
 
-def _output(
-    rows: list[Row], request: StepRequest, capabilities: EngineCapabilities
-) -> BoundaryBundle | TokenOutput:
+def _output(rows: list[Row], request: StepRequest, capabilities: EngineCapabilities) -> Output:
     if not capabilities.is_tail:
         data = np.array(rows, np.float32).tobytes()
         shape = (len(rows), N_EMBD)
         return BoundaryBundle((EngineTensor(RESIDUAL, DType.FLOAT32, shape, data),))
-    position = request.position + len(rows)
-    logits = _logits(rows[-1], capabilities.n_vocab)
-    chosen = sample(logits, request.choice.history, request.choice.params, position)
-    return TokenOutput(chosen.token_id, None, chosen.logprob, chosen.top_logprobs)
+    logits = [_logits(row, capabilities.n_vocab) for row in rows[-request.choices :]]
+    return choose(request, logits)
 
 
 def _logits(row: Row, n_vocab: int) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ RECIPE = Recipe(Digest("sha256:" + "0" * 64), "fixture", "1")
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
 def test_fixture_engine_keeps_the_contract(check, layers):
     def make() -> tuple[ShardEngine, LoadRequest]:
-        limits = EngineLimits(context_length=64, max_sessions=2)
+        limits = EngineLimits(context_length=64, max_sessions=3)
         start, end = layers
         return FixtureEngine(), LoadRequest(None, start, end, 6, RECIPE, limits)
 

@@ -1,17 +1,17 @@
 """libllama keeps the engine contract as head, middle, tail and whole, and what is beyond it."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
 
 from meshnet.domain.errors import EngineError, InvalidArgumentError, NodeNotReadyError
+from meshnet.domain.ids import Digest
 from meshnet.domain.layers import LayerRange
-from meshnet.domain.lifecycle import CacheExpectation, CacheMode, LifecycleState
+from meshnet.domain.lifecycle import LifecycleState
+from meshnet.domain.recipe import Recipe
 from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.status import StatusCode
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
@@ -25,30 +25,10 @@ from meshnet.engine.contract import CHECKS
 from meshnet.engine.llamacpp.engine import LlamaShardEngine
 from meshnet.model.cache import SliceCache, SliceFile
 from meshnet.model.gguf import read_index
-from tests.support.llama_bench import CHUNK, Bench, good, load_request
+from tests.support.llama_bench import CHUNK, LAYERS, MODELS, SHARDS, Bench, good, load_request
 from tests.support.tiny_gguf import TinyModel, build
-
-LAYERS = 4
-SHARDS = {"head": (0, 1), "middle": (1, 3), "tail": (3, 4), "whole": (0, 4)}
-MODELS = {
-    "llama": TinyModel("llama", layers=LAYERS, quantization=GGMLQuantizationType.Q8_0),
-    "gemma3": TinyModel("gemma3", layers=LAYERS),
-    "qwen3moe": TinyModel("qwen3moe", layers=LAYERS, quantization=GGMLQuantizationType.F16),
-}
-"""Decode steps share a batch in the first alone; see ``exactness``."""
-
-
-@pytest.fixture(scope="module")
-def slices(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], SliceFile]:
-    """Every shard of a tiny model of each architecture."""
-    root = tmp_path_factory.mktemp("slices")
-    cache = SliceCache(root)
-    made = {}
-    for name, model in MODELS.items():
-        path = build(root / f"{name}.gguf", model)
-        for place, (start, end) in SHARDS.items():
-            made[name, place] = cache.ensure(path, LayerRange(start, end))
-    return made
+from tests.support.tiny_recurrent import LAYERS as RECURRENT_LAYERS
+from tests.support.tiny_recurrent import build_recurrent
 
 
 @pytest.fixture
@@ -64,41 +44,36 @@ def engines(slices) -> Iterator[list[LlamaShardEngine]]:
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
 def test_libllama_keeps_the_contract(check, place, architecture, slices, engines):
     def make() -> tuple[ShardEngine, LoadRequest]:
-        limits = EngineLimits(context_length=64, max_sessions=2)
+        limits = EngineLimits(context_length=64, max_sessions=3)
         engines.append(LlamaShardEngine())
         return engines[-1], load_request(slices[architecture, place], limits)
 
     check(make)
 
 
-@pytest.fixture(params=SHARDS)
-def bench(request: pytest.FixtureRequest, slices) -> Iterator[Bench]:
-    made = Bench(slices["llama", request.param])
-    yield made
-    made.engine.close()
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
+def test_a_recurrent_model_keeps_the_contract_without_going_back(check, recurrent, engines):
+    def make() -> tuple[ShardEngine, LoadRequest]:
+        engines.append(LlamaShardEngine())
+        return engines[-1], recurrent
+
+    check(make)
 
 
-@pytest.fixture
-def tail(slices) -> Iterator[Bench]:
-    made = Bench(slices["llama", "tail"])
-    yield made
-    made.engine.close()
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> LoadRequest:
+    """A model whose state can't be cut back."""
+    path = build_recurrent(tmp_path_factory.mktemp("recurrent") / "mamba.gguf")
+    recipe = Recipe(Digest("sha256:" + "0" * 64), "libllama", "test", chunk_tokens=CHUNK)
+    limits = EngineLimits(context_length=64, max_sessions=3)
+    return LoadRequest(path, 0, RECURRENT_LAYERS, RECURRENT_LAYERS, recipe, limits)
 
 
-def test_a_batch_with_gaps_between_its_sessions_keeps_each_ones_rows(bench):
-    """The native tap sees a graph for each run of neighbouring sequences."""
-    bench.prefilled("a", "b", "c", "d")
-    expected = {name: good(bench.engine.decode(bench.decode(name, 5))) for name in "abcd"}
-    for order in itertools.permutations("acd"):
-        for name in "abcd":
-            bench.release(name)
-        bench.prefilled("a", "b", "c", "d")
-        bench.release("b")
-        before = bench.engine.metrics().steps
-        batch = [bench.decode(name, 5) for name in order]
-        made = [good(result) for result in bench.engine.execute(batch)]
-        assert made == [expected[name] for name in order]
-        assert bench.engine.metrics().steps == before + 1
+def test_going_back_is_probed_and_not_known_by_name(recurrent, slices, engines):
+    engines += [LlamaShardEngine(), LlamaShardEngine()]
+    assert not engines[0].load(recurrent).capabilities.supports_rollback
+    request = load_request(slices["gemma3", "middle"], EngineLimits(64, 1))
+    assert engines[1].load(request).capabilities.supports_rollback
 
 
 def test_a_place_that_was_used_before_starts_empty(bench):
@@ -122,27 +97,6 @@ def test_more_rows_than_a_batch_holds_are_refused(bench, rows):
         assert not bench.engine.prefill(bench.request("a", 0, rows)).status.ok
     bench.release("a")
     bench.prefilled("a")
-
-
-def test_more_decode_rows_than_one_batch_holds_are_computed_in_several(bench):
-    bench.prefilled("a", "b", "c")
-    batch = [bench.decode(name, 5, rows=CHUNK // 2 + 1) for name in "abc"]
-    together = [good(result) for result in bench.engine.execute(batch)]
-    for name in "abc":
-        bench.release(name)
-    bench.prefilled("a", "b", "c")
-    batch = [bench.decode(name, 5, rows=CHUNK // 2 + 1) for name in "abc"]
-    assert together == [good(bench.engine.execute([request])[0]) for request in batch]
-
-
-def test_steps_of_one_session_in_one_list_run_one_after_the_other(bench):
-    prefill = bench.request("a", 0, 5)
-    batch = [prefill, bench.decode("a", 5), bench.decode("a", 6), prefill]
-    made = [good(result) for result in bench.engine.execute(batch)]
-    bench.release("a")
-    alone = [bench.request("a", 0, 5), bench.decode("a", 5), bench.decode("a", 6)]
-    assert made[:3] == [good(bench.engine.execute([request])[0]) for request in alone]
-    assert made[3] == made[0]
 
 
 def test_values_that_arent_finite_leave_no_trace_in_the_cache(slices):
@@ -235,19 +189,6 @@ def test_the_context_can_be_filled_to_its_last_position(bench):
     assert full.cache_result.past_len == limit
 
 
-def test_going_far_back_over_sliding_windows_is_exact(slices):
-    bench = Bench(slices["gemma3", "head"], EngineLimits(context_length=1024, max_sessions=1))
-    for position in range(0, 112, CHUNK):
-        good(bench.engine.prefill(bench.request("a", position, CHUNK)))
-    expected = good(bench.engine.decode(bench.decode("a", 112)))
-    for position in range(113, 113 + 40 * CHUNK, CHUNK):
-        good(bench.engine.prefill(bench.request("a", position, CHUNK)))
-    back = bench.decode("a", 112)
-    back = replace(back, expectation=CacheExpectation(CacheMode.TRUNCATE, 112))
-    assert good(bench.engine.decode(back)) == expected
-    bench.engine.close()
-
-
 def test_nothing_runs_before_a_load_or_after_a_close(slices):
     engine = LlamaShardEngine()
     with pytest.raises(NodeNotReadyError):
@@ -320,40 +261,6 @@ def test_a_file_that_is_no_model_is_refused_with_libllamas_reason(content, tmp_p
         LlamaShardEngine().load(request)
     assert str(path) in caught.value.message
     assert "gave no reason" not in caught.value.message
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
-@pytest.mark.parametrize(
-    "kind", [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0]
-)
-def test_no_bit_of_a_session_depends_on_how_many_decode_beside_it(architecture, kind, tmp_path):
-    model = TinyModel(architecture, layers=LAYERS, quantization=kind)
-    path = build(tmp_path / "model.gguf", model)
-    bench = Bench(SliceCache(tmp_path).ensure(path, LayerRange(0, 1)), EngineLimits(64, 8))
-    bench.prefilled(*"abcdefgh")
-    alone = [good(bench.engine.decode(bench.decode(name, 5))) for name in "abcdefgh"]
-    for count in range(2, 9):
-        for name in "abcdefgh":
-            bench.release(name)
-        bench.prefilled(*"abcdefgh"[:count])
-        batch = [bench.decode(name, 5) for name in "abcdefgh"[:count]]
-        assert [good(result) for result in bench.engine.execute(batch)] == alone[:count]
-    bench.engine.close()
-
-
-def test_rows_are_computed_together_where_that_is_exact(tmp_path):
-    model = TinyModel(layers=LAYERS, quantization=GGMLQuantizationType.Q8_0)
-    path = build(tmp_path / "model.gguf", model)
-    cut = SliceCache(tmp_path).ensure(path, LayerRange(0, 1))
-    for sessions in (1, 2, 3, 8):
-        bench = Bench(cut, EngineLimits(64, sessions))
-        assert bench.held.exact_decode_rows == sessions
-        names = "abcdefgh"[:sessions]
-        bench.prefilled(*names)
-        before = bench.engine.metrics().steps
-        bench.engine.execute([bench.decode(name, 5) for name in names])
-        assert bench.engine.metrics().steps == before + 1
-        bench.engine.close()
 
 
 def test_a_shard_over_its_memory_bound_is_refused(slices):

@@ -13,6 +13,7 @@ import pytest
 from meshnet.engine.llamacpp.library import (
     LineAssembler,
     call_with_stack,
+    libraries_digest,
     library_identity,
     llama_ready,
 )
@@ -86,9 +87,33 @@ def test_libllama_logs_to_python_and_prints_nothing(
 
 
 def test_the_identity_names_the_version_and_the_bytes() -> None:
-    pattern = r"llama-cpp-python \d+\.\d+\.\d+ sha256:[0-9a-f]{64}"
+    pattern = r"llama-cpp-python \d+\.\d+\.\d+ llama.cpp [0-9a-z-]+ sha256:[0-9a-f]{64}"
     assert re.fullmatch(pattern, library_identity())
     assert library_identity() is library_identity()
+
+
+def elf(folder: bytes, build_id: bytes, code: bytes = b"code") -> bytes:
+    """What builds differ in: two messages with the build's folder, and the sum over them."""
+    text = b"\0" + folder + b"/vendor/llama.cpp/ggml/src/ggml.c\0" + b"%s failed\0"
+    note = b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0" + build_id
+    return b"\x7fELF" + note + code + text + text
+
+
+def test_where_a_build_ran_is_no_part_of_what_computes(tmp_path: Path) -> None:
+    def digest(name: str, content: bytes) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "libllama.so").write_bytes(content)
+        (folder / "libggml-cpu.so").write_bytes(b"the same")
+        (folder / "notes.txt").write_text(name)
+        return libraries_digest(folder)
+
+    plain = digest("plain", elf(b"/tmp/pip-wheel-abc", b"1" * 20))
+    assert digest("elsewhere", elf(b"/tmp/pip-wheel-xyz", b"\n" * 20)) == plain
+    assert digest("other-code", elf(b"/tmp/pip-wheel-abc", b"1" * 20, b"c0de")) != plain
+    products = tmp_path / "libopenblas.so"
+    products.write_bytes(b"another library")
+    assert libraries_digest(tmp_path / "plain", [products]) != plain
 
 
 def test_a_call_with_a_deep_stack_returns_raises_and_leaves_the_usual_size() -> None:

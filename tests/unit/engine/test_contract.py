@@ -3,8 +3,7 @@
 import pytest
 
 from meshnet.domain.errors import InvalidArgumentError
-from meshnet.domain.frames import SessionKey
-from meshnet.domain.ids import Digest
+from meshnet.domain.ids import Digest, SessionKey
 from meshnet.domain.recipe import Recipe
 from meshnet.engine.base import (
     ArchitectureAuxStateHook,
@@ -27,7 +26,7 @@ class KeepsCancelled(FixtureEngine):
 
 
 def make(kind: type[FixtureEngine]) -> tuple[ShardEngine, LoadRequest]:
-    return kind(), LoadRequest(None, 0, 2, 6, RECIPE, EngineLimits(64, max_sessions=2))
+    return kind(), LoadRequest(None, 0, 2, 6, RECIPE, EngineLimits(64, max_sessions=3))
 
 
 def test_an_engine_that_keeps_the_contract_passes_whole():

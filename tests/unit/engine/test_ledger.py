@@ -1,5 +1,7 @@
 """Rules that the contract suite doesn't reach: what is remembered, and for how long."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshnet.domain.errors import (
@@ -8,10 +10,8 @@ from meshnet.domain.errors import (
     ContextLengthError,
     StaleEpochError,
 )
-from meshnet.domain.frames import SessionKey
-from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.ids import RouteSessionId, SessionKey
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, CacheResult
-from meshnet.domain.status import OK
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepRequest, StepResult, TokenOutput
 from meshnet.engine.ledger import (
     REMEMBERED_ENDINGS,
@@ -20,7 +20,8 @@ from meshnet.engine.ledger import (
     SessionLedger,
 )
 
-RESULT = StepResult(OK, TokenOutput(1), CacheResult(hit=True, past_len=1))
+TRUNCATE = CacheMode.TRUNCATE
+MADE = TokenOutput(1)
 
 
 def key(name: str, epoch: int = 0) -> SessionKey:
@@ -35,10 +36,15 @@ def decode(of: SessionKey, position: int) -> DecodeRequest:
     return DecodeRequest(of, position, CacheExpectation(CacheMode.EXACT, position), position, (1,))
 
 
+def fork(of: SessionKey, source: SessionKey, position: int) -> PrefillRequest:
+    expectation = CacheExpectation(CacheMode.FORK, position, source)
+    return PrefillRequest(of, position, expectation, 0, (1,))
+
+
 def run(ledger: SessionLedger, request: StepRequest) -> Admission:
     admission = ledger.admit(request)
     assert isinstance(admission, Admission)
-    ledger.commit(request, RESULT)
+    ledger.commit(request, MADE, 0)
     return admission
 
 
@@ -49,7 +55,10 @@ def test_a_step_that_ran_long_ago_misses_rather_than_running_again():
         run(ledger, decode(key("a"), position))
     with pytest.raises(CacheMissError):
         ledger.admit(decode(key("a"), 1))
-    assert ledger.admit(decode(key("a"), REMEMBERED_STEPS)) == RESULT
+    again = ledger.admit(decode(key("a"), REMEMBERED_STEPS))
+    assert isinstance(again, StepResult)
+    assert again.duplicate
+    assert again.cache_result == CacheResult(hit=True, past_len=REMEMBERED_STEPS + 1)
 
 
 def test_a_step_may_fill_the_context_but_not_pass_it():
@@ -77,11 +86,61 @@ def test_a_session_cancelled_before_it_ran_is_refused():
         ledger.admit(prefill(key("a")))
 
 
-def test_a_newer_epoch_names_the_older_ones_to_drop():
+def test_a_newer_epoch_takes_the_place_of_the_older_ones():
     ledger = SessionLedger(2, 10)
+    first = run(ledger, prefill(key("a", 1)))
+    admission = run(ledger, prefill(key("a", 2)))
+    assert admission.cleared == (first.slot.number,)
+    assert ledger.open_sessions == 1
+
+
+def test_a_step_that_misses_leaves_older_epochs_where_they_are():
+    ledger = SessionLedger(1, 10)
     run(ledger, prefill(key("a", 1)))
-    assert ledger.superseded(key("a", 2)) == [key("a", 1)]
-    assert ledger.superseded(key("b", 9)) == []
+    with pytest.raises(CacheMissError):
+        ledger.admit(decode(key("a", 2), 1))
+    run(ledger, decode(key("a", 1), 1))
+
+
+def test_a_fork_of_its_own_older_epoch_takes_the_cache_over_without_a_copy():
+    ledger = SessionLedger(1, 10)
+    before = run(ledger, prefill(key("a", 1), rows=4))
+    admission = run(ledger, fork(key("a", 2), key("a", 1), 3))
+    assert admission.slot.number == before.slot.number
+    assert (admission.copied, admission.cleared, admission.truncate) == (None, (), True)
+    assert ledger.past_len(key("a", 2)) == 4
+    with pytest.raises(StaleEpochError):
+        ledger.admit(decode(key("a", 1), 4))
+
+
+def test_a_fork_copies_and_cuts_only_if_its_source_holds_more():
+    ledger = SessionLedger(3, 10)
+    source = run(ledger, prefill(key("a"), rows=4))
+    cut = run(ledger, fork(key("b"), key("a"), 3))
+    whole = run(ledger, fork(key("c"), key("a"), 4))
+    assert cut.copied == whole.copied == source.slot.number
+    assert (cut.truncate, whole.truncate) == (True, False)
+    assert ledger.past_len(key("a")) == 4
+
+
+def test_a_cache_that_cant_be_cut_back_misses_where_it_would_have_to():
+    ledger = SessionLedger(2, 10, rollback=False)
+    run(ledger, prefill(key("a"), rows=4))
+    with pytest.raises(CacheMissError, match="cut back to 2"):
+        ledger.admit(replace(decode(key("a"), 2), expectation=CacheExpectation(TRUNCATE, 2)))
+    with pytest.raises(CacheMissError, match="cut back to 3"):
+        ledger.admit(fork(key("b"), key("a"), 3))
+    run(ledger, fork(key("b"), key("a"), 4))
+    run(ledger, replace(decode(key("a"), 4), expectation=CacheExpectation(TRUNCATE, 4)))
+
+
+def test_a_failed_step_costs_a_cache_that_cant_be_cut_back():
+    ledger = SessionLedger(1, 10, rollback=False)
+    run(ledger, prefill(key("a"), rows=4))
+    admission = ledger.admit(decode(key("a"), 4))
+    assert isinstance(admission, Admission)
+    assert ledger.roll_back(decode(key("a"), 4), admission) == 0
+    assert ledger.open_sessions == 0
 
 
 def test_a_failed_first_step_gives_its_place_back():

@@ -11,14 +11,30 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from meshnet.domain.errors import EngineError
+from meshnet.domain.errors import EngineError, InvalidArgumentError
+from meshnet.domain.recipe import FLOAT_KV_TYPES
 from meshnet.engine.base import LoadRequest
-from meshnet.engine.llamacpp.library import llama_ready
+from meshnet.engine.llamacpp.loading import KEY_PREFIX, load_model, metadata_text
 from meshnet.engine.llamacpp.log import recent_errors
 from meshnet.engine.llamacpp.tap import BoundaryTap
 
-GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
-KEY_PREFIX = "meshnet.slice."
+GGML_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "iq4_nl": 20,
+    "bf16": 30,
+}
+"""``enum ggml_type``, of the types that a KV cache may have."""
+KV_BLOCK = 32
+"""Values in a block of any of the quantised ones."""
+
+_SECTIONS = 4
+_ROTATED_BY_SECTIONS = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +53,28 @@ class Rows:
         """How many positions."""
         return len(self.tokens) if self.embeddings is None else len(self.embeddings)
 
+    def pieces(self, size: int) -> list[Rows]:
+        """The rows cut into runs of at most ``size``, with as many outputs in all."""
+        made = []
+        for start in range(0, self.count, size):
+            end = min(start + size, self.count)
+            made.append(
+                Rows(
+                    self.sequence,
+                    self.position + start,
+                    self.tokens[start:end],
+                    None if self.embeddings is None else self.embeddings[start:end],
+                    max(0, end - max(start, self.count - self.outputs)),
+                )
+            )
+        return made
+
 
 class LlamaContext:
     """Loads a file and decodes batches of up to ``max_rows`` rows, ``max_outputs`` with logits."""
 
     def __init__(self, request: LoadRequest, max_outputs: int) -> None:
-        self._model = _load_model(request)
+        self._model, self._kept = load_model(request)
         self._context: Any = None
         self._tap: BoundaryTap | None = None
         try:
@@ -52,6 +84,8 @@ class LlamaContext:
                 llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
             )
             self.weight_bytes = int(llama_cpp.llama_model_size(self._model))
+            self._require_whole_blocks(request.recipe.kv_type_k, "k", "key")
+            self._require_whole_blocks(request.recipe.kv_type_v, "v", "value")
             self._open_context(request, max_outputs)
         except BaseException:
             self.close()
@@ -87,13 +121,35 @@ class LlamaContext:
         if not self._context:
             raise EngineError(f"libllama can't make a context: {recent_errors.text()}")
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._arrays = _BatchArrays(self.max_rows)
+        self._arrays = _BatchArrays(self.max_rows, self._input_form())
+
+    def _input_form(self) -> _InputForm:
+        kind = int(llama_cpp.llama_model_rope_type(self._model))
+        scale = self.metadata(f"{KEY_PREFIX}input_scale")
+        return _InputForm(
+            width=int(llama_cpp.llama_model_n_embd_inp(self._model)),
+            scale=None if scale is None else float(scale),
+            positions=_SECTIONS if kind in _ROTATED_BY_SECTIONS else 1,
+        )
+
+    def _require_whole_blocks(self, kv_type: str, letter: str, word: str) -> None:
+        """Refuse what would make libllama end the process, or refuse without naming the option."""
+        if kv_type in FLOAT_KV_TYPES:
+            return
+        architecture = self.metadata("general.architecture")
+        stated = self.metadata(f"{architecture}.attention.{word}_length")
+        heads = int(llama_cpp.llama_model_n_head(self._model))
+        width = self.n_embd // max(heads, 1) if stated is None else int(stated)
+        if width % KV_BLOCK:
+            raise InvalidArgumentError(
+                f"cache_type_{letter}",
+                f"{kv_type} has blocks of {KV_BLOCK} values, but a head's {word} has {width}; use "
+                f"f16",
+            )
 
     def metadata(self, key: str) -> str | None:
         """The text of a metadata value of the loaded file; None if absent."""
-        buffer = ctypes.create_string_buffer(1024)
-        size = llama_cpp.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
-        return buffer.value.decode() if size >= 0 else None
+        return metadata_text(self._model, key)
 
     @property
     def taps(self) -> bool:
@@ -125,6 +181,14 @@ class LlamaContext:
         if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, position, -1):
             raise EngineError(f"this model's cache can't be rolled back to position {position}")
 
+    def copy(self, source: int, target: int) -> None:
+        """Make a sequence's cache, which must be empty, equal to another one's.
+
+        With a KV stream per sequence libllama copies the source's whole stream, and does so when it
+        next decodes, before that computes anything.
+        """
+        llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
     def clear(self) -> None:
         """Drop every sequence's cache, and overwrite what it held."""
         llama_cpp.llama_memory_clear(self._memory, True)  # noqa: FBT003 - positional
@@ -142,12 +206,34 @@ class LlamaContext:
             self._model = None
 
 
+@dataclass(frozen=True, slots=True)
+class _InputForm:
+    """How rows in place of tokens must be given to a model."""
+
+    width: int
+    """Values of a row: those of the boundary, then zeros."""
+    scale: float | None
+    """What they are multiplied by, to undo what libllama multiplies embeddings by."""
+    positions: int
+    """Positions of a row. libllama repeats a token's position by itself, but not a row's; of text
+    the last of several is 0."""
+
+    def of(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The rows in this form, consecutive in memory."""
+        if self.scale is not None:
+            rows = rows * np.float32(self.scale)
+        if self.width > rows.shape[1]:
+            rows = np.pad(rows, ((0, 0), (0, self.width - rows.shape[1])))
+        return np.ascontiguousarray(rows)
+
+
 class _BatchArrays:
     """The arrays a ``llama_batch`` points to, made once and refilled for every step."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, form: _InputForm) -> None:
+        self._form = form
         self._tokens = np.zeros(rows, np.int32)
-        self._positions = np.zeros(rows, np.int32)
+        self._positions = np.zeros(rows * form.positions, np.int32)
         self._counts = np.ones(rows, np.int32)
         self._sequences = np.zeros(rows, np.int32)
         self._flags = np.zeros(rows, np.int8)
@@ -183,7 +269,8 @@ class _BatchArrays:
         if blocks:
             # Held until the next call: libllama reads the rows through the pointer.
             joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-            self._embeddings = np.ascontiguousarray(joined)
+            self._embeddings = self._form.of(joined)
+            self._repeat_positions(start)
             self.batch.embd = ctypes.cast(self._embeddings.ctypes.data, self._embd_type)
             self.batch.token = None
         else:
@@ -192,13 +279,7 @@ class _BatchArrays:
         self.batch.n_tokens = start
         return start
 
-
-def _load_model(request: LoadRequest) -> Any:
-    llama_ready()
-    params = llama_cpp.llama_model_default_params()
-    params.n_gpu_layers = request.limits.gpu_layers
-    recent_errors.clear()
-    model = llama_cpp.llama_model_load_from_file(str(request.model_path).encode(), params)
-    if not model:
-        raise EngineError(f"libllama can't load {request.model_path}: {recent_errors.text()}")
-    return model
+    def _repeat_positions(self, rows: int) -> None:
+        planes = self._positions[: rows * self._form.positions].reshape(-1, rows)
+        planes[1:-1] = planes[0]
+        planes[1:][-1:] = 0

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshnet.domain.errors import (
-    CacheMissError,
     EngineError,
     InvalidArgumentError,
     MeshnetError,
     NodeNotReadyError,
     status_of,
 )
-from meshnet.domain.frames import SessionKey
-from meshnet.domain.lifecycle import CacheResult, LifecycleState
-from meshnet.domain.status import OK
+from meshnet.domain.ids import SessionKey
+from meshnet.domain.lifecycle import LifecycleState
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
 from meshnet.engine.base import (
     DecodeRequest,
@@ -28,18 +28,22 @@ from meshnet.engine.base import (
     LoadRequest,
     LoadResult,
     MetricsResult,
+    Output,
     PrefillRequest,
     ShardEngine,
     StepRequest,
     StepResult,
-    TokenOutput,
 )
+from meshnet.engine.choice import choose
 from meshnet.engine.ledger import Admission, SessionLedger
-from meshnet.engine.llamacpp.context import KEY_PREFIX, LlamaContext, Rows
-from meshnet.engine.llamacpp.exactness import exact_decode_rows
-from meshnet.engine.sampling import sample
+from meshnet.engine.llamacpp.context import LlamaContext, Rows
+from meshnet.engine.llamacpp.exactness import MAX_EXACT_TOKENS
+from meshnet.engine.llamacpp.findings import known_exactness
+from meshnet.engine.llamacpp.loading import KEY_PREFIX
 
-Made = BoundaryBundle | TokenOutput | MeshnetError
+MAX_SESSIONS = 256
+"""``LLAMA_MAX_SEQ`` of ``llama-cparams.h``."""
+Made = Output | MeshnetError
 """What came of a step's rows; an error is that step's own and leaves its neighbours alone."""
 
 
@@ -54,38 +58,48 @@ class _Planned:
 
 
 class LlamaShardEngine(ShardEngine):
-    """Sessions are libllama sequences, each with a KV stream of its own."""
+    """Sessions are libllama sequences, each with a KV stream of its own.
 
-    def __init__(self) -> None:
+    ``notes`` is a folder that remembers what is exact in a file; without it every load measures.
+    """
+
+    def __init__(self, notes: Path | None = None) -> None:
+        self._notes = notes
         self._context: LlamaContext | None = None
         self._capabilities: EngineCapabilities | None = None
         self._ledger = SessionLedger(1, 1)
         self._failure: MeshnetError | None = None
         self._spoilt = False
-        self._metrics = MetricsResult()
 
     def load(self, request: LoadRequest) -> LoadResult:
         """Load a slice, or a whole model as the only shard.
 
         Raises ``EngineError`` if libllama refuses the file, ``InvalidArgumentError`` if the file
-        holds other layers than asked for or can't run on the seam's boundary.
+        holds other layers than asked for or can't run on the seam's boundary, and for more sessions
+        than ``MAX_SESSIONS``.
         """
         if request.recipe.boundary_dtype is not DType.FLOAT32:
             raise InvalidArgumentError("boundary_dtype", "libllama gives and takes float32")
-        context = LlamaContext(request, max_outputs=request.limits.max_sessions)
+        sessions = request.limits.max_sessions
+        if sessions > MAX_SESSIONS:
+            raise InvalidArgumentError(
+                "max_sessions", f"{sessions} are more than the {MAX_SESSIONS} that libllama keeps"
+            )
+        outputs = max(MAX_EXACT_TOKENS, sessions)
+        context = LlamaContext(request, max_outputs=outputs)
         try:
             _require_same_layers(context, request)
             _require_room(context.weight_bytes, request.limits.memory_bytes)
-            exact = exact_decode_rows(
-                context, request.limits.max_sessions, head=request.shard_start == 0
-            )
+            exact = known_exactness(context, request, self._notes)
         except MeshnetError:
             context.close()
             raise
         self.close()
         limits = request.limits
         self._context = context
-        self._ledger = SessionLedger(limits.max_sessions, limits.context_length)
+        self._ledger = SessionLedger(
+            limits.max_sessions, limits.context_length, rollback=exact.rollback
+        )
         self._capabilities = EngineCapabilities(
             request.shard_start,
             request.shard_end,
@@ -93,7 +107,10 @@ class LlamaShardEngine(ShardEngine):
             n_embd=context.n_embd,
             n_vocab=0 if context.taps else context.n_vocab,
             limits=limits,
-            exact_decode_rows=exact,
+            exact_sessions=exact.sessions,
+            exact_step_tokens=exact.step_tokens,
+            exact_pieces=exact.pieces,
+            supports_rollback=exact.rollback,
         )
         return LoadResult(self._capabilities, weight_bytes=context.weight_bytes)
 
@@ -115,10 +132,9 @@ class LlamaShardEngine(ShardEngine):
         """Run decode steps in batches of as many rows as are exact, and each prefill chunk alone.
 
         The number of rows selects libllama's kernels, and a session's bits must not depend on who
-        else is being served.
+        else is being served, nor on how many tokens are verified at once.
         """
-        if len({request.key.session_id for request in requests}) < len(requests):
-            # Steps of one session build on each other and can't share a batch.
+        if len(requests) > 1 and not _independent(requests):
             return [result for request in requests for result in self.execute([request])]
         results: dict[int, StepResult] = {}
         decodes: list[_Planned] = []
@@ -127,16 +143,15 @@ class LlamaShardEngine(ShardEngine):
             try:
                 planned = self._plan(index, request)
             except MeshnetError as error:
-                results[index] = self._refused(request, error)
+                results[index] = self._ledger.refused(request, error)
                 continue
             if isinstance(planned, StepResult):
-                self._count(duplicates=1)
-                results[index] = replace(planned, duplicate=True)
+                results[index] = planned
             elif isinstance(request, PrefillRequest):
                 chunks.append(planned)
             else:
                 decodes.append(planned)
-        for batch in (*_packed(decodes, self._decode_rows), *([chunk] for chunk in chunks)):
+        for batch in (*self._packed(decodes), *([chunk] for chunk in chunks)):
             results.update(self._run(batch))
         if self._spoilt:
             # Values that aren't finite stay in a freed cache and would reach its next session.
@@ -167,11 +182,7 @@ class LlamaShardEngine(ShardEngine):
 
     def metrics(self) -> MetricsResult:
         """See the base class."""
-        return replace(
-            self._metrics,
-            open_sessions=self._ledger.open_sessions,
-            cancelled_sessions=self._ledger.cancelled_sessions,
-        )
+        return self._ledger.metrics()
 
     def close(self) -> None:
         """Free the model; the engine can load again."""
@@ -179,10 +190,6 @@ class LlamaShardEngine(ShardEngine):
             self._context.close()
             self._context = None
             self._capabilities = None
-
-    @property
-    def _decode_rows(self) -> int:
-        return 1 if self._capabilities is None else self._capabilities.exact_decode_rows
 
     def _loaded(self) -> LlamaContext:
         if self._context is None:
@@ -196,30 +203,41 @@ class LlamaShardEngine(ShardEngine):
             raise InvalidArgumentError(
                 "rows", f"{request.rows} rows in a step; at most {context.max_rows}"
             )
-        for old in self._ledger.superseded(request.key):
-            self.release(old)
         admission = self._ledger.admit(request)
         if isinstance(admission, StepResult):
             return admission
+        for cleared in admission.cleared:
+            # At once, since another step of the list may have been given the slot.
+            context.truncate(cleared, 0)
         rows = Rows(
             admission.slot.number,
             request.position,
             request.token_ids,
             embeddings,
-            outputs=int(capabilities.is_tail),
+            outputs=request.choices if capabilities.is_tail else 0,
         )
         return _Planned(index, request, admission, rows)
 
+    def _packed(self, planned: Sequence[_Planned]) -> list[list[_Planned]]:
+        """The steps in few batches that are exact. A batch's steps have equally many rows each.
+
+        libllama would interleave the rows of longer and shorter steps.
+        """
+        batches: list[list[_Planned]] = []
+        for rows, steps in itertools.groupby(sorted(planned, key=_row_count), key=_row_count):
+            held, same = self.capabilities(), list(steps)
+            size = held.exact_sessions if rows == 1 else max(1, held.exact_step_tokens // rows)
+            batches += [same[start : start + size] for start in range(0, len(same), size)]
+        return batches
+
     def _run(self, batch: list[_Planned]) -> dict[int, StepResult]:
-        context = self._loaded()
         # Rows of a batch come back in the order of their sequences.
         batch.sort(key=lambda planned: planned.rows.sequence)
         started = time.perf_counter_ns()
         try:
             for planned in batch:
-                if planned.admission.truncate:
-                    context.truncate(planned.rows.sequence, planned.request.position)
-            output = context.decode([planned.rows for planned in batch])
+                self._prepare(planned)
+            output = self._decode(batch)
         except MeshnetError as error:
             self._failure = error
             for planned in batch:
@@ -227,7 +245,7 @@ class LlamaShardEngine(ShardEngine):
             return {planned.index: StepResult(status_of(error)) for planned in batch}
         made = self._made(batch, output)
         nanos = time.perf_counter_ns() - started
-        self._count(steps=1, rows=sum(planned.rows.count for planned in batch), engine_nanos=nanos)
+        self._ledger.note_step(nanos)
         results = {
             planned.index: self._settled(planned, outcome, nanos)
             for planned, outcome in zip(batch, made, strict=True)
@@ -236,41 +254,48 @@ class LlamaShardEngine(ShardEngine):
         self._spoilt = self._spoilt or self._failure is not None
         return results
 
+    def _prepare(self, planned: _Planned) -> None:
+        """Make the sequence's cache what the step needs."""
+        context, admission, sequence = self._loaded(), planned.admission, planned.rows.sequence
+        if admission.copied is not None:
+            context.copy(admission.copied, sequence)
+        if admission.truncate:
+            context.truncate(sequence, planned.request.position)
+
+    def _decode(self, batch: list[_Planned]) -> NDArray[np.float32]:
+        """A boundary row or a row of logits for each of the batch's rows that has one."""
+        context, (first, *others) = self._loaded(), batch
+        limit = self.capabilities().exact_step_tokens
+        if others or isinstance(first.request, PrefillRequest) or first.rows.count <= limit:
+            return context.decode([planned.rows for planned in batch])
+        pieces = first.rows.pieces(limit)
+        return np.concatenate([context.decode([piece]).copy() for piece in pieces])
+
     def _made(self, batch: list[_Planned], output: NDArray[np.float32]) -> list[Made]:
-        if self.capabilities().is_tail:
-            return [
-                _choose(planned.request, logits)
-                for planned, logits in zip(batch, output, strict=True)
-            ]
+        tail = self.capabilities().is_tail
         made: list[Made] = []
         start = 0
         for planned in batch:
-            made.append(_boundary(output[start : start + planned.rows.count]))
-            start += planned.rows.count
+            end = start + (planned.rows.outputs if tail else planned.rows.count)
+            rows = output[start:end]
+            made.append(_chosen(planned.request, rows) if tail else _boundary(rows))
+            start = end
         return made
 
     def _settled(self, planned: _Planned, made: Made, nanos: int) -> StepResult:
         """Enter a computed step in the ledger, or take it back."""
-        request = planned.request
-        if isinstance(made, MeshnetError):
-            start = self._ledger.roll_back(request, planned.admission)
-            self._loaded().truncate(planned.rows.sequence, start)
-            return StepResult(status_of(made))
-        past_len = request.position + planned.rows.count
-        cache = CacheResult(hit=True, past_len=past_len)
-        result = StepResult(OK, made, cache, engine_nanos=nanos)
-        self._ledger.commit(request, result)
-        return result
+        if not isinstance(made, MeshnetError):
+            return self._ledger.commit(planned.request, made, nanos)
+        start = self._ledger.roll_back(planned.request, planned.admission)
+        self._loaded().truncate(planned.rows.sequence, start)
+        return self._ledger.refused(planned.request, made)
 
-    def _refused(self, request: StepRequest, error: MeshnetError) -> StepResult:
-        past_len = self._ledger.past_len(request.key)
-        self._count(cache_misses=int(isinstance(error, CacheMissError)))
-        hit = past_len == request.expectation.expected_past_len
-        return StepResult(status_of(error), None, CacheResult(hit=hit, past_len=past_len))
 
-    def _count(self, **added: int) -> None:
-        totals = {name: getattr(self._metrics, name) + value for name, value in added.items()}
-        self._metrics = replace(self._metrics, **totals)
+def _independent(requests: Sequence[StepRequest]) -> bool:
+    """Whether the steps can share a batch: none builds on another one's."""
+    names = {request.key.session_id for request in requests}
+    forks = any(request.expectation.source is not None for request in requests)
+    return len(names) == len(requests) and not forks
 
 
 def _require_room(weight_bytes: int, memory_bytes: int) -> None:
@@ -323,17 +348,8 @@ def _embeddings(
     return rows
 
 
-def _packed(planned: Sequence[_Planned], max_rows: int) -> list[list[_Planned]]:
-    """The steps in as few batches as hold them, in their order."""
-    batches: list[list[_Planned]] = []
-    room = 0
-    for step in planned:
-        if step.rows.count > room:
-            batches.append([])
-            room = max_rows
-        batches[-1].append(step)
-        room -= step.rows.count
-    return batches
+def _row_count(planned: _Planned) -> int:
+    return planned.rows.count
 
 
 def _boundary(rows: NDArray[np.float32]) -> BoundaryBundle | EngineError:
@@ -346,10 +362,8 @@ def _boundary(rows: NDArray[np.float32]) -> BoundaryBundle | EngineError:
     return BoundaryBundle((tensor,))
 
 
-def _choose(request: StepRequest, logits: NDArray[np.float32]) -> TokenOutput | MeshnetError:
-    position = request.position + request.rows
+def _chosen(request: StepRequest, logits: NDArray[np.float32]) -> Made:
     try:
-        chosen = sample(logits, request.choice.history, request.choice.params, position)
+        return choose(request, list(logits))
     except MeshnetError as error:
         return error
-    return TokenOutput(chosen.token_id, None, chosen.logprob, chosen.top_logprobs)

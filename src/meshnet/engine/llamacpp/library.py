@@ -6,11 +6,12 @@ import ctypes
 import functools
 import hashlib
 import logging
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import llama_cpp
 
@@ -30,6 +31,10 @@ _LEVELS: Final = {
 """``enum ggml_log_level`` without its last value, which continues the line before."""
 _STACK_LOCK: Final = threading.Lock()
 _STACK_UNIT: Final = 1 << 16
+_SOURCE_FOLDER: Final = b"/vendor/llama.cpp/"
+_BUILD_ID: Final = re.compile(rb"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0.{20}", re.DOTALL)
+"""The ELF note in which a linker states a sum over everything, the build's folder included."""
+_MATHEMATICS: Final = re.compile(r"lib(cublas|cublasLt|openblas|blas|mkl_\w+|hipblas|rocblas)\b")
 
 
 class LineAssembler:
@@ -75,23 +80,64 @@ def llama_ready() -> None:
 
 @functools.cache
 def library_identity() -> str:
-    """The binding's version and a digest of the bytes of libllama's and ggml's libraries.
+    """The binding's version, llama.cpp's commit and a digest of the libraries that compute.
 
     Two nodes with equal identities run the same machine code. Raises ``OSError`` if the libraries
     can't be read.
     """
     # The loaded library's own path, since the binding lets the environment name another folder.
-    folder = Path(llama_cpp.llama_cpp._lib._name).parent
-    names = sorted(
+    folder = Path(library()._name).parent
+    commit = function("ggml_commit", ctypes.c_char_p)().decode()
+    version = f"llama-cpp-python {llama_cpp.__version__} llama.cpp {commit}"
+    return f"{version} {libraries_digest(folder, _loaded_mathematics())}"
+
+
+def library() -> ctypes.CDLL:
+    """The loaded libllama, which finds ggml's functions as well."""
+    loaded: ctypes.CDLL = llama_cpp.llama_cpp._lib
+    return loaded
+
+
+def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A C function of libllama or of ggml's libraries, with its types."""
+    # Not the attribute, which is the library's own object that others may have typed otherwise.
+    found: Any = library()[name]
+    found.restype, found.argtypes = result, list(arguments)
+    return cast(Callable[..., Any], found)
+
+
+def libraries_digest(folder: Path, others: Iterable[Path] = ()) -> str:
+    """A digest of libllama's and ggml's libraries in ``folder``, and of ``others``.
+
+    Builds of the same source with the same tools have the same digest: the folder that a build ran
+    in, which ends up in its messages, doesn't count, nor does the build's number made from it. A
+    folder whose name has another length shifts the code, so that such builds do differ.
+    """
+    own = {
         path
         for pattern in ("libllama", "libggml*")
         for suffix in (".so", ".dylib")
         for path in folder.glob(pattern + suffix)
-    )
+    }
     digest = hashlib.sha256()
-    for path in names:
-        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return f"llama-cpp-python {llama_cpp.__version__} sha256:{digest.hexdigest()}"
+    for path in sorted(own) + sorted(others):
+        content = hashlib.sha256(_without_build_folder(path.read_bytes())).hexdigest()
+        digest.update(f"{path.name} {content}\n".encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _without_build_folder(content: bytes) -> bytes:
+    pieces = content.split(_SOURCE_FOLDER)
+    texts = [piece[: piece.rfind(b"\0") + 1] for piece in pieces[:-1]]
+    return _BUILD_ID.sub(b"", _SOURCE_FOLDER.join([*texts, pieces[-1]]))
+
+
+def _loaded_mathematics(maps: Path = Path("/proc/self/maps")) -> set[Path]:
+    """The libraries of matrix products that came with ggml's own; empty where none can be seen."""
+    if not maps.exists():
+        return set()
+    mapped = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
+    return {Path(path) for path in mapped if _MATHEMATICS.match(Path(path).name)}
 
 
 def call_with_stack(stack_bytes: int, function: Callable[[], Result]) -> Result:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from pathlib import Path
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from meshnet.domain.errors import EngineError
+from meshnet.engine.llamacpp.library import library
 
 _EXTENSION = "meshnet.engine.llamacpp._tap"
 
@@ -34,13 +33,8 @@ def _load_tap() -> ctypes.CDLL:
 
 def _ggml_functions() -> list[int]:
     """Addresses of the three ggml functions that the tap calls."""
-    folder = Path(llama_cpp.__file__).parent / "lib"
-    candidates = sorted(folder.glob("*ggml-base*"))
-    if not candidates:
-        raise EngineError(f"no ggml library in {folder}; reinstall llama-cpp-python")
-    ggml = ctypes.CDLL(str(candidates[0]))
     names = ("ggml_get_name", "ggml_nbytes", "ggml_backend_tensor_get")
-    return [_address(getattr(ggml, name)) for name in names]
+    return [_address(library()[name]) for name in names]
 
 
 def _address(function: object) -> int:
