@@ -12,6 +12,11 @@ class Credits:
         self._count = count
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def count(self) -> int:
+        """How many there are now."""
+        return self._count
+
     def add(self, count: int) -> None:
         """Allow ``count`` more."""
         self._count += count

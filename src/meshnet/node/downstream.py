@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Protocol, TypeVar
 
 from meshnet.domain.errors import MeshnetError, NodeError, NodeLostError, error_from
@@ -62,27 +63,73 @@ class Downstream:
         self._released: asyncio.Future[SessionReleased] = loop.create_future()
         self.handle = channel.attach(self)
 
+    @property
+    def step_tokens(self) -> int:
+        """See :attr:`SessionOpened.step_tokens`; for when the session is open."""
+        return self._opened.result().step_tokens
+
+    @property
+    def pieces(self) -> tuple[int, int] | None:
+        """See :attr:`SessionOpened.pieces`; for when the session is open."""
+        return self._opened.result().pieces
+
+    @property
+    def cached_tokens(self) -> int:
+        """See :attr:`SessionOpened.cached_tokens`; for when the session is open."""
+        return self._opened.result().cached_tokens
+
+    @property
+    def chunk_credits(self) -> int:
+        """Chunks that the next node takes now."""
+        return self._credits.count
+
     async def open(self, request: OpenSession) -> None:
         """Open the session on the next node and all behind it; raises what they raise."""
         self.send(request)
         opened = await self._within(self._opened, "accept the session")
         self._credits.add(opened.flow.strictest(request.flow).chunk_credits)
 
-    async def send_chunk(self, chunk: PrefillChunk) -> None:
-        """Send a chunk once the next node takes one; the session's deadline bounds the wait."""
+    async def send_chunk(self, chunk: PrefillChunk) -> int:
+        """Send a chunk once the next node takes one; returns the nanoseconds waited for that.
+
+        The session's deadline bounds the wait.
+        """
+        began = time.perf_counter_ns()
         await self._credits.take()
+        waited = time.perf_counter_ns() - began
         self._last_chunk = max(self._last_chunk, chunk.step)
         self.send(chunk)
+        return waited
 
-    async def release(self) -> tuple[HopTimings, ...]:
-        """Release the session behind; returns those nodes' timings.
+    def begin_release(self, *, keep: bool) -> None:
+        """Let the session behind go, whose caches may stay.
 
-        From here on trouble behind is raised here, rather than failing the session.
+        From here on trouble behind is raised by :meth:`released`, rather than failing the session.
         """
         self._releasing = True
-        self.send(Release(self.handle))
-        released = await self._within(self._released, "release the session")
+        try:
+            self.send(Release(self.handle, keep))
+        except NodeError as error:
+            self._trouble(error)
+
+    async def release(self, *, keep: bool) -> tuple[HopTimings, ...]:
+        """:meth:`begin_release`, and :meth:`released`."""
+        self.begin_release(keep=keep)
+        return await self.released()
+
+    async def released(self, patience_seconds: float | None = None) -> tuple[HopTimings, ...]:
+        """The timings of the nodes behind, once they have let go; raises why they didn't.
+
+        The patience is by default enough for the node next to the trouble to report it first.
+        """
+        released = await self._within(self._released, "release the session", patience_seconds)
         return released.timings
+
+    def give_up(self) -> None:
+        """Tell the nodes behind that what they kept of the session is of no more use."""
+        # One that is gone, or doesn't hear it, gives it up by itself later.
+        with contextlib.suppress(NodeError):
+            self._channel.send(Release(self.handle))
 
     def send(self, request: SeamRequest) -> None:
         """Queue a frame; raises ``NodeLostError`` naming the hop once it is gone."""
@@ -95,7 +142,9 @@ class Downstream:
         """Hear no more of it; with a reason, the nodes behind are told to cancel."""
         self._channel.detach(self.handle)
         self._opened.cancel()
-        self._released.cancel()
+        if not self._released.cancel() and not self._released.cancelled():
+            # Trouble that came too late to matter is no error that nobody looked at.
+            self._released.exception()
         if reason is not None:
             # Nodes behind a broken connection see its end and free the session by themselves.
             with contextlib.suppress(NodeError):
@@ -132,9 +181,12 @@ class Downstream:
         hop = self._hop
         return NodeLostError(f"lost node {hop}: {why}", node=hop.node_id, layers=str(hop.layers))
 
-    async def _within(self, future: asyncio.Future[R], what: str) -> R:
+    async def _within(
+        self, future: asyncio.Future[R], what: str, patience_seconds: float | None = None
+    ) -> R:
+        patience = self._patience if patience_seconds is None else patience_seconds
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(patience):
                 return await future
         except TimeoutError:
-            raise self._lost(f"it didn't {what} within {self._patience:g} s") from None
+            raise self._lost(f"it didn't {what} within {patience:g} s") from None

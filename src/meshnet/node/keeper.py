@@ -48,6 +48,8 @@ class NodeKeeper:
         self._on_death = on_death
         self._process = NodeProcess(command, config)
         self._task: asyncio.Task[None] | None = None
+        self.deaths = 0
+        """How often a worker ended that should have gone on."""
 
     @property
     def process(self) -> NodeProcess:
@@ -77,7 +79,7 @@ class NodeKeeper:
 
     async def _watch(self) -> None:
         policy = RestartPolicy()
-        self._on_death(await self._process.wait())
+        self._died(await self._process.wait())
         while True:
             policy, pause = policy.after_death(asyncio.get_running_loop().time())
             if pause is None:
@@ -96,4 +98,8 @@ class NodeKeeper:
                 # Counts as another death; start() left no process.
                 LOGGER.warning("a restart failed: %s", error.message)
             else:
-                self._on_death(await self._process.wait())
+                self._died(await self._process.wait())
+
+    def _died(self, death: WorkerDeath) -> None:
+        self.deaths += 1
+        self._on_death(death)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from meshnet.domain.errors import error_from
-from meshnet.domain.frames import SessionKey
-from meshnet.domain.ids import new_route_session_id
+from meshnet.domain.ids import SessionKey, new_route_session_id
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
 from meshnet.engine.base import EngineCapabilities, PrefillRequest, ShardEngine, StepResult

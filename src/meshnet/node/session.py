@@ -1,7 +1,8 @@
 """One session on one node: computes its steps in order and hands the results on.
 
-:class:`ShardSession` is what all have in common. :class:`SeamSession` here is driven by the node
-before it; the head's, which drives the whole chain, is in ``meshnet.node.head``.
+:class:`ShardSession` is what all have in common. A middle's or tail's session, which the node
+before it drives, is in ``meshnet.node.seam_session``; the head's, which drives the whole chain, in
+``meshnet.node.head``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshnet.domain.errors import (
     CacheMissError,
@@ -21,8 +22,7 @@ from meshnet.domain.errors import (
     MeshnetError,
     NodeError,
     NodeUnreachableError,
-    ResourceExhaustedError,
-    StaleEpochError,
+    error_from,
     status_of,
 )
 from meshnet.domain.frames import (
@@ -32,75 +32,39 @@ from meshnet.domain.frames import (
     DecodeStep,
     OpenSession,
     PrefillChunk,
-    Release,
+    ReturnPath,
     SessionFailed,
-    SessionKey,
-    SessionOpened,
-    SessionReleased,
     SessionTerms,
-    StepAck,
     TokenReply,
     Unknown,
 )
 from meshnet.domain.generation import GeneratedToken
-from meshnet.domain.ids import NodeId
-from meshnet.domain.lifecycle import CacheExpectation, CacheMode, SessionLifecycle, SessionState
-from meshnet.domain.nodes import FlowControl, HopTimings
-from meshnet.domain.sampling import SamplingParams
-from meshnet.domain.tensors import BoundaryBundle
-from meshnet.engine.base import (
-    DecodeRequest,
-    EngineCapabilities,
-    PrefillRequest,
-    ShardEngine,
-    StepRequest,
-    StepResult,
-    TokenChoice,
-)
+from meshnet.domain.ids import SessionKey
+from meshnet.domain.lifecycle import CacheMode, SessionLifecycle, SessionState
+from meshnet.domain.tensors import BoundaryBundle, DType
+from meshnet.engine.base import DecodeRequest, PrefillRequest, StepRequest, StepResult
 from meshnet.node.blame import at_node
+from meshnet.node.clock import SessionClock
 from meshnet.node.downstream import HOP_TIMEOUT_SECONDS, Downstream
-from meshnet.node.stepper import EngineStepper
+from meshnet.node.history import TokenHistory
+from meshnet.node.parts import NodeParts
+from meshnet.node.places import Place
+from meshnet.node.plan import StepDone
+from meshnet.node.prefixes import fork_of, joined_pieces
+from meshnet.node.stepper import MAX_DECODE_ROWS
 from meshnet.transport.base import ServerSeam
-from meshnet.transport.channel import ChannelPool
+from meshnet.wire.narrow import narrowed
 
 LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeParts:
-    """What every session of a node works with."""
-
-    node_id: NodeId
-    engine: ShardEngine
-    capabilities: EngineCapabilities
-    stepper: EngineStepper
-    channels: ChannelPool
-    flow: FlowControl
-
-
-@dataclass(slots=True)
-class TokenHistory:
-    """The tokens so far, as far back as the penalties look."""
-
-    params: SamplingParams
-    tokens: list[int]
-
-    def choice(self) -> TokenChoice:
-        """How the next token is to be chosen."""
-        if not self.params.needs_history:
-            return TokenChoice(self.params)
-        return TokenChoice(self.params, tuple(recent(self.tokens, self.params)))
-
-
-def recent(tokens: list[int] | tuple[int, ...], params: SamplingParams) -> list[int]:
-    """The last tokens, as many as the penalties look at; none if no penalty is on."""
-    if not params.needs_history:
-        return []
-    return list(tokens if params.penalty_last_n < 0 else tokens[-params.penalty_last_n :])
+MAX_SESSION_SECONDS = 3600.0
+"""A session whose opener named no deadline ends after this time."""
 
 
 class ShardSession(abc.ABC):
     """A session's state on this node, and the task that does its work."""
+
+    place: Place
+    """Set by the node when it lets the session in, before the start."""
 
     def __init__(
         self,
@@ -117,8 +81,13 @@ class ShardSession(abc.ABC):
         self._history = history
         self._downstream: Downstream | None = None
         self._lifecycle = SessionLifecycle(str(terms.key))
-        self._timings = HopTimings(parts.node_id, terms.hops[0].layers)
-        self._handed_on = 0
+        self._clock = SessionClock(parts.node_id, terms, parts.tracer)
+        self._fault: MeshnetError | None = None
+        self.heard = asyncio.get_running_loop().time()
+        """When the upstream last said something, by the loop's clock."""
+        self.keeps = False
+        """Whether the cache stays when the session ends."""
+        self._computing: asyncio.Future[StepDone] | None = None
         self._ended: Callable[[ShardSession], None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -128,18 +97,44 @@ class ShardSession(abc.ABC):
         """The session's name and epoch."""
         return self.terms.key
 
+    @property
+    def boundary_dtype(self) -> DType:
+        """What the session's seams carry; its fingerprint says it."""
+        return self.parts.boundaries.get(self.terms.fingerprint, DType.FLOAT32)
+
+    @property
+    def over(self) -> bool:
+        """Whether the session has ended on this node."""
+        return self._ended is None
+
+    @property
+    def return_key(self) -> bytes | None:
+        """What who brings the session's tokens must show; None if none come but by the seams."""
+        return None
+
+    @property
+    def chunk_credits(self) -> int:
+        """Chunks that the next node takes now; 0 on a tail."""
+        return 0 if self._downstream is None else self._downstream.chunk_credits
+
     def start(self, ended: Callable[[ShardSession], None]) -> None:
         """Begin the work; ``ended`` is called once when the session is over on this node."""
         loop = asyncio.get_running_loop()
         self._ended = ended
         self._task = loop.create_task(self._guarded(), name=f"session {self.key}")
+        left = MAX_SESSION_SECONDS
         if self.terms.deadline_unix_nanos:
             left = (self.terms.deadline_unix_nanos - time.time_ns()) / 1e9
-            self._expiry = loop.call_later(max(left, 0.0), self._expire)
+        self._expiry = loop.call_later(max(left, 0.0), self._expire)
 
     @abc.abstractmethod
     async def _work(self) -> None:
         """The session's whole life after it was accepted."""
+
+    @property
+    @abc.abstractmethod
+    def waits_for_upstream(self) -> bool:
+        """Whether nothing happens here until the upstream says something."""
 
     @abc.abstractmethod
     def token_returned(self, reply: TokenReply) -> None:
@@ -149,6 +144,8 @@ class ShardSession(abc.ABC):
         """End with an error: it is told to the node before, the nodes behind are cancelled."""
         if self._ended is None:
             return
+        self._fault = error
+        self.parts.stepper.figures.failed(error.code)
         self._upstream.send(SessionFailed(self.handle, status_of(error)))
         self._end(state, error.message)
 
@@ -161,17 +158,31 @@ class ShardSession(abc.ABC):
         """Free all that the session holds. A reason means that it didn't end by itself."""
         ended, self._ended = self._ended, None
         self._lifecycle.move(state, reason or "")
+        self._clock.tell(state.value, self._fault)
         if self._expiry is not None:
             self._expiry.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-        engine = self.parts.engine
-        drop = engine.cancel if state is SessionState.CANCELLED else engine.release
-        self.parts.stepper.post(drop, self.key)
+        elif self._task is not None and state is not SessionState.RELEASED:
+            # It is in the middle of its work, and would wait for what doesn't come any more.
+            asyncio.get_running_loop().call_soon(self._task.cancel)
+        if self._computing is not None:
+            self._computing.cancel()
+        self.keeps = self.keeps and state is SessionState.RELEASED
+        if not self.keeps:
+            engine = self.parts.engine
+            drop = engine.cancel if state is SessionState.CANCELLED else engine.release
+            self.parts.stepper.post(drop, self.key)
+        self.parts.stepper.forget(self.key)
         if ended is not None:
             ended(self)
         if self._downstream is not None:
             self._downstream.leave(reason)
+
+    def give_up(self) -> None:
+        """The session has ended, and now what was kept of it goes too: tell the nodes behind."""
+        if self._downstream is not None:
+            self._downstream.give_up()
 
     def _expire(self) -> None:
         self.fail(DeadlineExceededError(f"session {self.key} ran past its deadline"))
@@ -179,14 +190,25 @@ class ShardSession(abc.ABC):
     async def _guarded(self) -> None:
         try:
             await self._work()
-        except MeshnetError as error:
-            self.fail(at_node(error, self.terms.hops[0]))
-        except Exception as error:
-            LOGGER.exception("a session failed in an unforeseen way")
-            fault = InternalError(f"{type(error).__name__}: {error}")
-            self.fail(at_node(fault, self.terms.hops[0]))
+        except Exception as error:  # noqa: BLE001 - ends the session, and is told
+            self._fail_by(error)
 
-    async def _open_downstream(self, unknown: Unknown = NOTHING_UNKNOWN) -> None:
+    def _guard(self, act: Callable[[], None]) -> None:
+        """Do what is part of the session's work, from outside of its task."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - ends the session, and is told
+            self._fail_by(error)
+
+    def _fail_by(self, error: Exception) -> None:
+        if not isinstance(error, MeshnetError):
+            LOGGER.error("a session failed in an unforeseen way", exc_info=error)
+            error = InternalError(f"{type(error).__name__}: {error}")
+        self.fail(at_node(error, self.terms.hops[0]))
+
+    async def _open_downstream(
+        self, return_path: ReturnPath | None, unknown: Unknown = NOTHING_UNKNOWN
+    ) -> None:
         """Open the session on the nodes behind; nothing to do on a tail."""
         if len(self.terms.hops) == 1:
             return
@@ -208,51 +230,129 @@ class ShardSession(abc.ABC):
                 tuple(self._history.tokens),
                 self.parts.flow,
                 unknown,
+                return_path,
+                self.place.positions,
+                None if self.place.reuse is None else fork_of(self.place.reuse),
             )
         )
 
-    async def _step(
+    @property
+    def _step_tokens(self) -> int:
+        """See :attr:`SessionOpened.step_tokens`; for when the nodes behind have accepted."""
+        held = self.parts.capabilities
+        own = min(MAX_DECODE_ROWS, held.exact_step_tokens) if held.supports_rollback else 0
+        return own if self._downstream is None else min(own, self._downstream.step_tokens)
+
+    @property
+    def _pieces(self) -> tuple[int, int] | None:
+        """See :attr:`SessionOpened.pieces`; for when the nodes behind have accepted."""
+        own = self.parts.capabilities.exact_pieces
+        return own if self._downstream is None else joined_pieces(own, self._downstream.pieces)
+
+    @property
+    def _cached_tokens(self) -> int:
+        """See :attr:`SessionOpened.cached_tokens`; for when the nodes behind have accepted."""
+        own = 0 if self.place.reuse is None else self.place.reuse.tokens
+        return own if self._downstream is None else min(own, self._downstream.cached_tokens)
+
+    async def _prefill_step(
         self,
-        request: StepRequest,
-        chunk: ChunkInfo | None,
+        request: PrefillRequest,
+        chunk: ChunkInfo,
         unknown: Unknown = NOTHING_UNKNOWN,
         meanwhile: Callable[[], None] | None = None,
     ) -> StepResult:
-        """Compute a step and hand its result on: a boundary downstream, or the tail's token.
+        """Compute a chunk and hand its result on: a boundary downstream, or the tail's token.
 
         ``meanwhile`` is called while the engine computes.
         """
         self._lifecycle.require_live()
-        done = await self.parts.stepper.run(request, meanwhile)
-        result = done.result
+        self._clock.arrived()
+        await self.place.ready()
+        try:
+            done = await self.parts.stepper.run(request, meanwhile)
+        except CacheMissError:
+            if request.expectation.mode is CacheMode.FORK:
+                self.place.missed()
+            raise
+        self.place.begun()
+        self._clock.computed()
+        result, waited = done.result, 0
         self._lifecycle.move(SessionState.ACTIVE)
-        self._time_step(request, result.engine_nanos, done.queued_nanos, chunk)
-        if self._downstream is None:
-            if chunk is None or chunk.final:
-                self._choose(request, result)
-        elif chunk is not None:
-            await self._downstream.send_chunk(
+        if self._downstream is not None:
+            waited = await self._downstream.send_chunk(
                 self._chunk_frame(self._downstream.handle, request, chunk, result, unknown)
             )
-        else:
-            tensor = self._boundary(result, request.rows).tensors[0]
-            step = request.idempotency_step
-            frame = DecodeStep(
-                self._downstream.handle, request.position, step, tensor, unknown=unknown
-            )
-            self._downstream.send(DecodeFrame((frame,)))
-        self._handed_on = time.perf_counter_ns()
+        elif chunk.final:
+            self._choose(request, result)
+        self._clock.handed_on(request, done, chunk, waited)
         return result
 
+    def _decode_step(
+        self,
+        request: DecodeRequest,
+        unknown: Unknown = NOTHING_UNKNOWN,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Have a decode step computed; its result is handed on as soon as it is there.
+
+        Without a task's help: its turns of the loop would be a good part of what a hop costs.
+        """
+        self._lifecycle.require_live()
+        self._clock.arrived()
+
+        def take(done: asyncio.Future[StepDone]) -> None:
+            self._guard(lambda: self._decoded(request, unknown, done.result()))
+
+        self._computing = self.parts.stepper.submit(request, take, meanwhile)
+
+    def _decoded(self, request: DecodeRequest, unknown: Unknown, done: StepDone) -> None:
+        result = done.result
+        if not result.status.ok:
+            raise error_from(result.status)
+        self._clock.computed()
+        self._lifecycle.move(SessionState.ACTIVE)
+        if self._downstream is None:
+            self._choose(request, result)
+        elif self._wanted(request.idempotency_step):
+            tensor = self._boundary(result, request.rows).tensors[0]
+            frame = DecodeStep(
+                self._downstream.handle,
+                request.position,
+                request.idempotency_step,
+                tensor,
+                proposed=request.choice.proposed,
+                truncate=request.expectation.mode is CacheMode.TRUNCATE,
+                unknown=unknown,
+            )
+            self._downstream.send(DecodeFrame((frame,)))
+        self._clock.handed_on(request, done, None, 0)
+        if not self.over:
+            self._handed_on(request, result)
+
+    def _wanted(self, step: int) -> bool:
+        """Whether what a decode step gave is still of use."""
+        return True
+
+    @abc.abstractmethod
+    def _handed_on(self, request: DecodeRequest, result: StepResult) -> None:
+        """A decode step is done here."""
+
     def _choose(self, request: StepRequest, result: StepResult) -> None:
-        output = result.token()
-        if output.token_id >= self.parts.capabilities.n_vocab:
-            raise EngineError(f"the engine chose token {output.token_id}, which doesn't exist")
-        if not result.duplicate and self._history.params.needs_history:
-            self._history.tokens.append(output.token_id)
-        position = request.position + request.rows
-        token = GeneratedToken(position, output.token_id, output.logprob, output.top_logprobs)
-        self.token_returned(TokenReply(self.handle, request.idempotency_step, token))
+        """Bring the tokens of a tail's step on their way."""
+        outputs = result.tokens()
+        if len(outputs) != request.choices:
+            raise EngineError(f"the engine chose {len(outputs)} tokens, not {request.choices}")
+        first = request.position + request.rows - len(outputs) + 1
+        for position, output in enumerate(outputs, start=first):
+            if output.token_id >= self.parts.capabilities.n_vocab:
+                raise EngineError(f"the engine chose token {output.token_id}, which doesn't exist")
+            if not result.duplicate:
+                self._history.chosen(position, output.token_id)
+            token = GeneratedToken(position, output.token_id, output.logprob, output.top_logprobs)
+            self.token_returned(TokenReply(self.handle, request.idempotency_step, token))
+            if self.over:
+                return
 
     def _chunk_frame(
         self,
@@ -280,114 +380,4 @@ class ShardSession(abc.ABC):
             raise EngineError(
                 f"the engine gave a boundary of shape {boundary.tensors[0].shape}, not {shape}"
             )
-        return boundary
-
-    def _time_step(
-        self, request: StepRequest, engine_nanos: int, queued_nanos: int, chunk: ChunkInfo | None
-    ) -> None:
-        old = self._timings
-        if chunk is not None:
-            self._timings = replace(
-                old,
-                prefill_tokens=old.prefill_tokens + request.rows,
-                prefill_engine_nanos=old.prefill_engine_nanos + engine_nanos,
-            )
-        else:
-            self._timings = replace(
-                old,
-                decode_steps=old.decode_steps + 1,
-                decode_engine_nanos=old.decode_engine_nanos + engine_nanos,
-                decode_queue_nanos=old.decode_queue_nanos + queued_nanos,
-            )
-
-    def _time_return(self) -> None:
-        """Note the time from handing a decode step on to its token's return."""
-        if self._timings.decode_steps and self._downstream is not None:
-            waited = time.perf_counter_ns() - self._handed_on
-            total = self._timings.decode_downstream_nanos + waited
-            self._timings = replace(self._timings, decode_downstream_nanos=total)
-
-
-class SeamSession(ShardSession):
-    """A session on a middle or tail shard: does what the node before it sends."""
-
-    def __init__(self, parts: NodeParts, request: OpenSession, upstream: ServerSeam) -> None:
-        history = TokenHistory(request.sampling, list(request.history))
-        super().__init__(parts, request.terms, upstream, request.handle, history)
-        self._unknown = request.unknown
-        self._inbox: asyncio.Queue[PrefillChunk | DecodeStep | Release] = asyncio.Queue()
-
-    def push(self, frame: PrefillChunk | DecodeStep | Release) -> None:
-        """Queue a frame; frames are worked on in order.
-
-        One of another epoch ends the session, and so does one more than the credits allow.
-        """
-        if isinstance(frame, PrefillChunk) and frame.key != self.key:
-            self.fail(StaleEpochError(f"a chunk of {frame.key} came for session {self.key}"))
-        elif self._inbox.qsize() > self.parts.flow.chunk_credits:
-            self.fail(
-                ResourceExhaustedError(
-                    f"session {self.key} sent more than its {self.parts.flow.chunk_credits} "
-                    f"unanswered chunks"
-                )
-            )
-        else:
-            self._inbox.put_nowait(frame)
-
-    def token_returned(self, reply: TokenReply) -> None:
-        """Pass the token on towards the head."""
-        self._time_return()
-        self._upstream.send(replace(reply, handle=self.handle))
-
-    async def _work(self) -> None:
-        await self._open_downstream(self._unknown)
-        self._upstream.send(SessionOpened(self.handle, self.parts.flow))
-        while True:
-            frame = await self._inbox.get()
-            if isinstance(frame, PrefillChunk):
-                await self._prefill(frame)
-            elif isinstance(frame, DecodeStep):
-                await self._decode(frame)
-            else:
-                await self._release()
-                return
-
-    async def _prefill(self, frame: PrefillChunk) -> None:
-        request = PrefillRequest(
-            self.key,
-            frame.position,
-            frame.expectation,
-            frame.step,
-            input=frame.boundary,
-            choice=self._history.choice(),
-        )
-        result = await self._step(request, frame.chunk, frame.unknown)
-        self._acknowledge(frame.step, result)
-
-    async def _decode(self, frame: DecodeStep) -> None:
-        if frame.expected_past_len not in (None, frame.position):
-            raise CacheMissError(
-                f"step {frame.step} of session {self.key} is at position {frame.position}, but "
-                f"expects a cache of {frame.expected_past_len}"
-            )
-        request = DecodeRequest(
-            self.key,
-            frame.position,
-            CacheExpectation(CacheMode.EXACT, frame.position),
-            frame.step,
-            input=BoundaryBundle((frame.tensor,)),
-            choice=self._history.choice(),
-        )
-        result = await self._step(request, None, frame.unknown)
-        if result.duplicate:
-            self._acknowledge(frame.step, result)
-
-    def _acknowledge(self, step: int, result: StepResult) -> None:
-        """A chunk is always acknowledged; a decode step is by its token, unless it came twice."""
-        if result.cache_result is not None:
-            self._upstream.send(StepAck(self.handle, step, result.duplicate, result.cache_result))
-
-    async def _release(self) -> None:
-        behind = () if self._downstream is None else await self._downstream.release()
-        self._upstream.send(SessionReleased(self.handle, (self._timings, *behind)))
-        self._end(SessionState.RELEASED, None)
+        return narrowed(boundary, self.boundary_dtype)

@@ -1,7 +1,8 @@
 """``ShardNode``: one shard in service: accepts sessions, refuses those that can't share a route.
 
 Reading order: :meth:`ShardNode.serve_seam` takes a stream's frames; each session's work is in
-``session.py`` (middle and tail) and ``head.py`` (the decode loop); ``stepper.py`` runs the engine.
+``seam_session.py`` (middle and tail) and ``head.py`` (the decode loop), on the common ground of
+``session.py``; ``stepper.py`` runs the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import OrderedDict
 from meshnet.domain.errors import (
     CancelledError,
     ContextLengthError,
+    DeadlineExceededError,
     InvalidArgumentError,
     LayerRangeError,
     MeshnetError,
@@ -22,6 +24,7 @@ from meshnet.domain.errors import (
     status_of,
 )
 from meshnet.domain.frames import (
+    AttachReturn,
     Cancel,
     DecodeFrame,
     DecodeStep,
@@ -30,18 +33,25 @@ from meshnet.domain.frames import (
     OpenSession,
     PrefillChunk,
     Release,
+    ReturnedTokens,
+    SeamRequest,
     SessionFailed,
-    SessionKey,
     SessionTerms,
 )
-from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.ids import RouteSessionId, SessionKey
 from meshnet.domain.layers import require_chain
 from meshnet.domain.lifecycle import LifecycleState, SessionState
 from meshnet.domain.nodes import Capability, HealthReport
 from meshnet.domain.status import StatusCode, StructuredStatus
 from meshnet.node.head import HeadSession
+from meshnet.node.parts import NodeParts
+from meshnet.node.places import Keepsake, Place, Places
+from meshnet.node.prefixes import Reuse, Route, best_reuse
 from meshnet.node.probe import PROBE_TIMEOUT_SECONDS, probe
-from meshnet.node.session import NodeParts, SeamSession, ShardSession
+from meshnet.node.returns import ReturnDesk
+from meshnet.node.seam_session import SeamSession
+from meshnet.node.seats import Bounds
+from meshnet.node.session import ShardSession
 from meshnet.transport.base import ServerSeam, ShardService
 
 REMEMBERED_EPOCHS = 4096
@@ -59,6 +69,32 @@ class ShardNode(ShardService):
         self._sessions: dict[SessionKey, ShardSession] = {}
         self._epochs: OrderedDict[RouteSessionId, int] = OrderedDict()
         self._draining = False
+        limits, flow = parts.capabilities.limits, capability.flow
+        bounds = Bounds(
+            # A session has one step at a time: with more sessions the queue could overflow.
+            min(flow.max_sessions, flow.max_queued_work, limits.max_sessions),
+            limits.max_sessions,
+            flow.max_positions or limits.max_sessions * limits.context_length,
+        )
+        self._places = Places(parts.engine, parts.stepper, bounds, parts.keep_seconds)
+        self._quiet: dict[SessionKey, float] = {}
+        """Since when sessions were seen to wait for their upstream."""
+        self._next_sweep = asyncio.get_running_loop().call_soon(self._sweep)
+
+    @property
+    def places(self) -> Places:
+        """The caches: who has one, and which are kept."""
+        return self._places
+
+    @property
+    def parts(self) -> NodeParts:
+        """What the node works with."""
+        return self._parts
+
+    @property
+    def sessions(self) -> tuple[ShardSession, ...]:
+        """The sessions open now."""
+        return tuple(self._sessions.values())
 
     async def capability(self) -> Capability:
         """See the base class."""
@@ -85,6 +121,7 @@ class ShardNode(ShardService):
     async def release(self, key: SessionKey) -> None:
         """See the base class."""
         session = self._sessions.get(key)
+        self._places.drop(key)
         if session is not None:
             session.fail(CancelledError(f"session {key} was released from outside"))
 
@@ -94,6 +131,8 @@ class ShardNode(ShardService):
         if session is not None:
             cancelled = CancelledError(f"session {key} was cancelled: {reason}")
             session.fail(cancelled, SessionState.CANCELLED)
+        elif self._places.keeping(key):
+            self._places.drop(key)
         else:
             self._parts.stepper.post(self._parts.engine.cancel, key)
 
@@ -105,26 +144,38 @@ class ShardNode(ShardService):
         """End every session and free the connections."""
         for session in list(self._sessions.values()):
             session.cancel("the node is shutting down")
+        self._next_sweep.cancel()
+        self._places.close()
         await self._parts.channels.close()
         self._parts.stepper.close()
 
     async def serve_seam(self, seam: ServerSeam) -> None:
         """See the base class."""
         sessions: dict[int, ShardSession] = {}
+        returns = ReturnDesk(self._parts.flow)
         highest = 0
+
+        def take(request: SeamRequest) -> None:
+            nonlocal highest
+            if isinstance(request, DecodeFrame):
+                for step in request.steps:
+                    self._route(seam, sessions, step.handle, step, highest)
+            elif isinstance(request, Generate | OpenSession):
+                highest = max(highest, request.handle)
+                self._accept(seam, sessions, request)
+            elif isinstance(request, ReturnedTokens):
+                returns.take(request.replies)
+            elif isinstance(request, AttachReturn):
+                returns.attach(seam, request, self._sessions.get(request.key))
+            else:
+                self._route(seam, sessions, request.handle, request, highest)
+
         try:
-            while (request := await seam.receive()) is not None:
-                if isinstance(request, Generate | OpenSession):
-                    highest = max(highest, request.handle)
-                    self._accept(seam, sessions, request)
-                elif isinstance(request, DecodeFrame):
-                    for step in request.steps:
-                        self._route(seam, sessions, step.handle, step, highest)
-                else:
-                    self._route(seam, sessions, request.handle, request, highest)
+            await seam.consume(take)
         finally:
             for session in list(sessions.values()):
                 session.cancel("the opener of its stream is gone")
+            self._places.drop_of(seam)
 
     def _accept(
         self,
@@ -140,8 +191,9 @@ class ShardNode(ShardService):
         try:
             self._check_terms(request.terms)
             session = self._session(request, seam)
-            self._admit(request.terms.key)
+            session.place = self._admit(request, seam)
         except MeshnetError as error:
+            self._parts.stepper.figures.failed(error.code)
             seam.send(SessionFailed(request.handle, status_of(error)))
             return
         sessions[request.handle] = session
@@ -151,6 +203,13 @@ class ShardNode(ShardService):
             sessions.pop(over.handle, None)
             if self._sessions.get(over.key) is over:
                 del self._sessions[over.key]
+            self._quiet.pop(over.key, None)
+            if over.keeps:
+                prefix = over.prefix if isinstance(over, HeadSession) else None
+                keepsake = Keepsake(seam, over.handle, over.give_up, prefix)
+                self._places.keep(over.key, keepsake)
+            else:
+                self._places.leave(over.key)
 
         session.start(ended)
 
@@ -184,7 +243,8 @@ class ShardNode(ShardService):
         own = self._capability
         if self._draining:
             raise NodeNotReadyError(f"node {own.node_id} is draining and takes no new sessions")
-        own.fingerprint.require_equal(terms.fingerprint, "the opener of the session")
+        if terms.fingerprint not in self._parts.boundaries:
+            own.fingerprint.require_equal(terms.fingerprint, "the opener of the session")
         hop = terms.hops[0]
         if hop.layers != own.layers:
             raise LayerRangeError(
@@ -202,21 +262,60 @@ class ShardNode(ShardService):
                 "route_epoch", f"session {key} is open; a chain that changed has a higher epoch"
             )
 
-    def _admit(self, key: SessionKey) -> None:
+    def _admit(self, request: Generate | OpenSession, seam: ServerSeam) -> Place:
         """Take a session in: in place of its older epoch, or if there is room."""
-        own = self._capability
+        own, key = self._capability, request.terms.key
         for older in [held for held in self._sessions if held.session_id == key.session_id]:
             self._sessions[older].fail(
                 StaleEpochError(f"session {key.session_id} went on at epoch {key.route_epoch}")
             )
-        if len(self._sessions) >= own.flow.max_sessions:
-            raise ResourceExhaustedError(
-                f"node {own.node_id} serves {len(self._sessions)} sessions, as many as it may"
+        try:
+            place = self._places.admit(
+                key, self._positions(request), self._reuse(request, seam), seam
             )
+        except ResourceExhaustedError as full:
+            raise ResourceExhaustedError(f"node {own.node_id} {full.message}") from full
         self._epochs[key.session_id] = key.route_epoch
         self._epochs.move_to_end(key.session_id)
         while len(self._epochs) > REMEMBERED_EPOCHS:
             self._epochs.popitem(last=False)
+        return place
+
+    def _positions(self, request: Generate | OpenSession) -> int:
+        """How many positions a session may come to hold."""
+        limit = self._capability.context_length
+        if isinstance(request, OpenSession):
+            return min(request.positions, limit) or limit
+        spec = request.spec
+        asked = limit if spec.max_new_tokens is None else len(spec.prompt) + spec.max_new_tokens
+        return min(asked, limit)
+
+    def _reuse(self, request: Generate | OpenSession, seam: ServerSeam) -> Reuse | None:
+        """The kept cache that a session may begin with."""
+        if isinstance(request, Generate):
+            route = Route(request.terms.hops, request.terms.fingerprint)
+            kept = self._places.prefixes(seam)
+            return best_reuse(request.spec.prompt, kept, route, self._chunk_tokens)
+        begin = request.begin
+        if begin is None or begin.source is None:
+            return None
+        return Reuse(begin.source, begin.expected_past_len)
+
+    def _sweep(self) -> None:
+        """End the sessions whose upstream has said nothing for too long, and come back later."""
+        loop, patience = asyncio.get_running_loop(), self._parts.idle_seconds
+        for key, session in list(self._sessions.items()):
+            if not session.waits_for_upstream:
+                self._quiet.pop(key, None)
+                continue
+            since = max(self._quiet.setdefault(key, loop.time()), session.heard)
+            # A node behind leaves it to the head to say so.
+            allowed = patience if isinstance(session, HeadSession) else 2 * patience
+            if loop.time() - since >= allowed:
+                session.fail(
+                    DeadlineExceededError(f"nothing was heard of session {key} for {allowed:g} s")
+                )
+        self._next_sweep = loop.call_later(patience / 4, self._sweep)
 
     def _route(
         self,
@@ -232,6 +331,8 @@ class ShardNode(ShardService):
             if handle > highest:
                 unknown = SessionNotFoundError(f"no session with handle {handle} on this stream")
                 seam.send(SessionFailed(handle, status_of(unknown)))
+            elif isinstance(frame, Release | Cancel):
+                self._places.drop_handle(seam, handle)
             return
         match frame, session:
             case Cancel(), _:

@@ -1,4 +1,8 @@
-"""Runs the engine: one thread, one step at a time, made of whatever waits when it falls free."""
+"""Runs the engine: one thread, one step at a time, made of whatever waits when it falls free.
+
+The engine's thread chooses its next step by itself, so that it computes on while the event loop is
+busy with packing, sending and receiving.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from meshnet.domain.errors import (
     InternalError,
@@ -17,50 +23,51 @@ from meshnet.domain.errors import (
     ResourceExhaustedError,
     error_from,
 )
+from meshnet.domain.ids import SessionKey
 from meshnet.domain.status import StatusCode
-from meshnet.engine.base import ShardEngine, StepRequest, StepResult
-from meshnet.node.schedule import choose_step
+from meshnet.engine.base import (
+    DecodeRequest,
+    PrefillRequest,
+    ShardEngine,
+    StepRequest,
+    StepResult,
+)
+from meshnet.node.figures import NodeFigures
+from meshnet.node.pieces import joined, piece_of
+from meshnet.node.plan import EnginePlan, Step, StepDone, Waiting
+from meshnet.node.schedule import Choice, Cut, Pace, choose_step
 
 LOGGER = logging.getLogger(__name__)
 BROKEN = frozenset({StatusCode.ENGINE_FAILED, StatusCode.INTERNAL})
 MAX_DECODE_ROWS = 32
 """Rows of one decode step at most, also where more of them would be exact."""
+REMEMBERED_CHUNKS = 8
+"""Of each session, so many chunks that come again are answered with the first result."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """A step's result and how long it waited for the engine."""
-
-    result: StepResult
-    queued_nanos: int
-
-
-@dataclass(slots=True)
-class _Waiting:
-    request: StepRequest
-    arrived: int
-    done: asyncio.Future[StepDone]
-    meanwhile: Callable[[], None] | None = None
-
-
 class EngineStepper:
     """Hands steps to the engine's thread. Belongs to the event loop it was made on."""
 
-    def __init__(self, engine: ShardEngine, max_queued: int) -> None:
+    def __init__(self, engine: ShardEngine, max_queued: int, pace: Pace | None = None) -> None:
         self._engine = engine
         self._max_queued = max_queued
+        self._pace = pace or Pace()
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._waiting: list[_Waiting] = []
-        self._running = False
-        self._closed = False
-        self._last_was_prefill = False
+        self._plan = EnginePlan()
+        self._chunks: dict[SessionKey, OrderedDict[int, StepResult]] = {}
+        self.figures = NodeFigures()
         self.steps_done = 0
         self.last_success: float | None = None
         """Monotonic time of the last step that succeeded; None once the engine failed at one."""
+
+    @property
+    def queued(self) -> int:
+        """Steps that wait for the engine."""
+        return len(self._plan.waiting)
 
     async def run(
         self, request: StepRequest, meanwhile: Callable[[], None] | None = None
@@ -71,17 +78,37 @@ class EngineStepper:
         wait, the one before: work that needn't be done before the step costs no time there.
         """
         self._require_open()
-        if len(self._waiting) >= self._max_queued:
-            raise ResourceExhaustedError(f"{self._max_queued} steps wait for this node already")
-        waiting = _Waiting(request, time.perf_counter_ns(), self._loop.create_future(), meanwhile)
-        self._waiting.append(waiting)
-        self._start()
-        if meanwhile is not None and any(each is waiting for each in self._waiting):
-            waiting.meanwhile = None
+        chunks = self._chunks.get(request.key)
+        known = None if chunks is None else chunks.get(request.idempotency_step)
+        if known is not None:
+            self.figures.duplicates += 1
+            return StepDone(replace(known, duplicate=True), 0)
+        waiting = Waiting(request, time.perf_counter_ns(), self._loop.create_future(), meanwhile)
+        if self._enqueue(waiting) and meanwhile is not None:
             meanwhile()
         done = await waiting.done
         if not done.result.status.ok:
             raise error_from(done.result.status)
+        if isinstance(request, PrefillRequest):
+            self._remember(request, done.result)
+        return done
+
+    def submit(
+        self,
+        request: DecodeRequest,
+        take: Callable[[asyncio.Future[StepDone]], None],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> asyncio.Future[StepDone]:
+        """Compute a decode step like :meth:`run`, without a task that waits for it.
+
+        ``take`` is called with the future in the very turn of the loop in which it got its result
+        or its error; the result's status may be an error too. Cancel the future to hear nothing.
+        """
+        self._require_open()
+        done: asyncio.Future[StepDone] = self._loop.create_future()
+        waiting = Waiting(request, time.perf_counter_ns(), done, meanwhile, take)
+        if self._enqueue(waiting) and meanwhile is not None:
+            meanwhile()
         return done
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -90,9 +117,24 @@ class EngineStepper:
         return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
 
     def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Like :meth:`call`, without waiting for it; an error is logged. Nothing once closed."""
-        if not self._closed:
-            self._thread.submit(function, *args, **kwargs).add_done_callback(_log_failure)
+        """Like :meth:`call`, without waiting for it, and before any step that is asked for later.
+
+        An error is logged. Nothing happens once closed.
+        """
+        plan = self._plan
+        with plan.lock:
+            if plan.closed:
+                return
+            plan.errands.append(partial(function, *args, **kwargs))
+            told, plan.coming = plan.coming, True
+        if not told:
+            self._next_turn()
+
+    def forget(self, key: SessionKey) -> None:
+        """Drop what is remembered of a session that has ended."""
+        self._chunks.pop(key, None)
+        with self._plan.lock:
+            self._plan.talking.pop(key, None)
 
     def note_success(self) -> None:
         """A step of the engine succeeded now."""
@@ -100,84 +142,185 @@ class EngineStepper:
 
     def close(self) -> None:
         """Take no more work; a step that runs is left to end by itself."""
-        self._closed = True
+        with self._plan.lock:
+            self._plan.closed = True
+            left, self._plan.waiting = self._plan.waiting, []
         self._thread.shutdown(wait=False, cancel_futures=True)
-        for waiting in self._waiting:
+        for waiting in left:
             waiting.done.cancel()
-        self._waiting.clear()
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._plan.closed:
             raise NodeNotReadyError("the node is shutting down")
 
-    def _start(self) -> None:
-        self._waiting = [waiting for waiting in self._waiting if not waiting.done.done()]
-        if self._running or self._closed or not self._waiting:
-            return
-        choice = choose_step(
-            [waiting.request for waiting in self._waiting],
-            min(MAX_DECODE_ROWS, self._engine.capabilities().exact_decode_rows),
-            last_was_prefill=self._last_was_prefill,
-        )
-        chosen = [self._waiting[index] for index in choice.indices]
-        taken = set(choice.indices)
-        self._waiting = [w for index, w in enumerate(self._waiting) if index not in taken]
-        self._last_was_prefill = choice.prefill
-        self._running = True
-        started = time.perf_counter_ns()
-        future = self._thread.submit(self._execute, chosen)
-        future.add_done_callback(lambda done: self._hand_over(chosen, started, done))
+    def _remember(self, request: StepRequest, result: StepResult) -> None:
+        """Keep a chunk's result: of one computed in pieces the engine knows only those."""
+        chunks = self._chunks.setdefault(request.key, OrderedDict())
+        chunks[request.idempotency_step] = result
+        while len(chunks) > REMEMBERED_CHUNKS:
+            chunks.popitem(last=False)
 
-    def _execute(self, chosen: list[_Waiting]) -> list[StepResult]:
-        """On the engine's thread; the loop's turn comes when the engine computes in native code."""
+    def _enqueue(self, waiting: Waiting) -> bool:
+        """Let a step wait; whether the engine is at another one, so that there is time now."""
+        plan = self._plan
+        with plan.lock:
+            plan.waiting = [each for each in plan.waiting if not each.done.done()]
+            about_to_run = 0 if plan.computing else 1
+            if len(plan.waiting) >= self._max_queued + about_to_run:
+                raise ResourceExhaustedError(f"{self._max_queued} steps wait for this node already")
+            plan.waiting.append(waiting)
+            if plan.computing:
+                waiting.meanwhile = None
+            computing, told, plan.coming = plan.computing, plan.coming, True
+            others = len(plan.talking) > 1 or not plan.talking
+        if not told and others:
+            # After this turn of the loop: steps that became ready together run together.
+            self._loop.call_soon(self._next_turn)
+        elif not told:
+            self._next_turn()
+        return computing
+
+    def _next_turn(self) -> None:
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._turn).add_done_callback(_log_failure)
+
+    def _turn(self) -> None:
+        """On the engine's thread: run one step, and come back for the next.
+
+        Between two steps other operations on the engine have their turn.
+        """
+        self._run_errands()
+        taken = self._take()
+        if taken is None:
+            return
+        chosen, rows = taken
+        try:
+            step = self._execute(chosen, rows)
+            deliver = partial(self._deliver, step, self._settle(step))
+        except Exception as error:  # noqa: BLE001 - told to everybody who waits for the step
+            deliver = partial(self._break, chosen, error)
+        more = self._more_waits()
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            self._loop.call_soon_threadsafe(deliver)
+        if more:
+            self._next_turn()
+
+    def _more_waits(self) -> bool:
+        """The step is over. Whether to come back at once: a turn for nothing would be in the way of
+        the delivery."""
+        plan = self._plan
+        with plan.lock:
+            plan.computing = False
+            plan.coming = bool(plan.waiting or plan.errands)
+            return plan.coming
+
+    def _run_errands(self) -> None:
+        with self._plan.lock:
+            errands, self._plan.errands = self._plan.errands, []
+        for errand in errands:
+            try:
+                errand()
+            except Exception:
+                LOGGER.exception("an engine operation failed")
+
+    def _take(self) -> tuple[tuple[Waiting, ...], int] | None:
+        """Whose steps the engine does next, and how many rows of them; None if nothing waits."""
+        plan = self._plan
+        with plan.lock:
+            plan.waiting = [each for each in plan.waiting if not each.done.done()]
+            if plan.errands and not plan.closed:
+                # They came just now, perhaps before a step that waits.
+                self._next_turn()
+                return None
+            if plan.closed or not plan.waiting:
+                plan.coming = False
+                return None
+            choice = self._choose()
+            plan.turn = choice.turn
+            chosen = tuple(plan.waiting[index] for index in choice.indices)
+            taken = set(choice.indices)
+            plan.waiting = [each for i, each in enumerate(plan.waiting) if i not in taken]
+            plan.computing = True
+        return chosen, choice.rows
+
+    def _choose(self) -> Choice:
+        plan = self._plan
+        held = self._engine.capabilities()
+        ready = [waiting.ready(held.exact_pieces) for waiting in plan.waiting]
+        now = time.monotonic()
+        horizon = now - self._pace.talking_seconds
+        plan.talking = {key: at for key, at in plan.talking.items() if at > horizon}
+        cut: Cut | None = None
+        most = max((each.rows for each in ready if each.prefill), default=0)
+        if plan.talking and most:
+            least = most if held.exact_pieces is None else held.exact_pieces[0]
+            cut = self._pace.cut(plan.costs, plan.decode_rows, least, most)
+        return choose_step(ready, plan.turn, min(MAX_DECODE_ROWS, held.exact_sessions), cut)
+
+    def _execute(self, chosen: tuple[Waiting, ...], rows: int) -> Step:
         for waiting in chosen:
             if waiting.meanwhile is not None:
                 with contextlib.suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(waiting.meanwhile)
-        return self._engine.execute([waiting.request for waiting in chosen])
+                waiting.meanwhile = None
+        requests = tuple(waiting.request for waiting in chosen)
+        if isinstance(requests[0], PrefillRequest):
+            requests = (piece_of(requests[0], chosen[0].computed, rows),)
+        began = time.perf_counter_ns()
+        results = self._engine.execute(requests)
+        if len(results) != len(requests):
+            raise ValueError(f"{len(results)} results of {len(requests)} steps")
+        return Step(chosen, requests, tuple(results), began, time.perf_counter_ns() - began)
 
-    def _hand_over(
-        self, chosen: list[_Waiting], started: int, future: Future[list[StepResult]]
-    ) -> None:
-        """Bring a step's end from the engine's thread to the loop, unless that has ended before."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._finish, chosen, started, future)
+    def _settle(self, step: Step) -> list[StepResult | None]:
+        """Learn from a step; the answers to its requests, None for a chunk that isn't done.
 
-    def _finish(
-        self, chosen: list[_Waiting], started: int, future: Future[list[StepResult]]
-    ) -> None:
-        self._running = False
-        if not future.cancelled():
-            failure = future.exception()
-            if failure is None and len(future.result()) != len(chosen):
-                failure = ValueError(f"{len(future.result())} results of {len(chosen)} steps")
-            if failure is None:
-                self._deliver(chosen, started, future.result())
-            else:
-                self._break(chosen, failure)
-        else:
-            for waiting in chosen:
-                waiting.done.cancel()
-        self._start()
+        The rest of such a chunk waits for its next turn.
+        """
+        for waiting in step.chosen:
+            waiting.started = step.began if waiting.started is None else waiting.started
+        with self._plan.lock:
+            self._plan.learn(step)
+        if not step.prefill:
+            return list(step.results)
+        first, result = step.chosen[0], step.results[0]
+        first.results.append(result)
+        first.computed += step.rows
+        if not result.status.ok or first.computed == first.request.rows:
+            return [joined(first.results)]
+        with self._plan.lock:
+            self._plan.waiting.insert(0, first)
+        return [None]
 
-    def _break(self, chosen: list[_Waiting], failure: BaseException) -> None:
-        LOGGER.error("the engine broke its contract", exc_info=failure)
-        self.last_success = None
-        for waiting in chosen:
-            if not waiting.done.done():
-                waiting.done.set_exception(InternalError(f"the engine broke: {failure}"))
-
-    def _deliver(self, chosen: list[_Waiting], started: int, results: list[StepResult]) -> None:
-        for waiting, result in zip(chosen, results, strict=True):
+    def _deliver(self, step: Step, answers: Sequence[StepResult | None]) -> None:
+        """Tell those who wait; on the loop."""
+        waits = [step.began - waiting.arrived for waiting in step.chosen]
+        self.figures.stepped(step.requests, step.results, waits, step.nanos)
+        for result in step.results:
             if result.status.ok:
                 self.steps_done += 1
                 self.note_success()
             elif result.status.code in BROKEN:
                 self.last_success = None
+        for waiting, answer in zip(step.chosen, answers, strict=True):
+            if answer is not None and not waiting.done.done():
+                queued = (waiting.started or step.began) - waiting.arrived
+                waiting.done.set_result(StepDone(answer, queued))
+                if waiting.take is not None:
+                    waiting.take(waiting.done)
+            elif answer is None and self._plan.closed:
+                waiting.done.cancel()
+
+    def _break(self, chosen: Sequence[Waiting], failure: Exception) -> None:
+        LOGGER.error("the engine broke its contract", exc_info=failure)
+        self.last_success = None
+        for waiting in chosen:
             if not waiting.done.done():
-                waiting.done.set_result(StepDone(result, started - waiting.arrived))
+                waiting.done.set_exception(InternalError(f"the engine broke: {failure}"))
+                if waiting.take is not None:
+                    waiting.take(waiting.done)
 
 
-def _log_failure(future: Future[object]) -> None:
+def _log_failure(future: Future[Any]) -> None:
     if not future.cancelled() and future.exception() is not None:
         LOGGER.error("an engine operation failed", exc_info=future.exception())

@@ -14,6 +14,7 @@ from meshnet.domain.errors import NodeLostError, NodeNotReadyError, error_from
 from meshnet.domain.ids import Address, NodeId
 from meshnet.domain.layers import LayerRange
 from meshnet.node.config import NodeConfig
+from meshnet.node.snapshot import NodeSnapshot
 from meshnet.node.worker import WorkerEvent
 
 LOGGER = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ KEPT_LINES = 20
 START_SECONDS = 300.0
 """Loading a large shard from a slow disk takes minutes."""
 GRACE_SECONDS = 1.0
+ASK = b"figures\n"
+"""Anything at all on a serving worker's input asks it for its figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,9 @@ class NodeProcess:
         self._last_words: deque[str] = deque(maxlen=KEPT_LINES)
         self._words: asyncio.Task[None] | None = None
         self._serving = False
+        self._reading = asyncio.Lock()
+        self._owed = False
+        """Whether figures were asked for that haven't been read."""
 
     @property
     def node_id(self) -> NodeId:
@@ -122,6 +128,23 @@ class NodeProcess:
         self._serving = True
         return address
 
+    async def figures(self, timeout_seconds: float) -> NodeSnapshot:
+        """Ask the worker for its figures.
+
+        Raises ``NodeNotReadyError`` if it doesn't serve or doesn't answer in time, and
+        ``NodeLostError`` if it is dead.
+        """
+        process = self._process
+        if process is None or not self._serving:
+            raise NodeNotReadyError(f"node {self.node_id} doesn't serve")
+        try:
+            async with asyncio.timeout(timeout_seconds), self._reading:
+                return await self._asked_figures(process)
+        except TimeoutError:
+            raise NodeNotReadyError(
+                f"node {self.node_id} didn't tell its figures within {timeout_seconds:g} s"
+            ) from None
+
     async def wait(self) -> WorkerDeath:
         """Wait for the worker's end, whatever its cause."""
         if self._process is None or self._words is None:
@@ -160,13 +183,32 @@ class NodeProcess:
             raise error_from(event.status)
         return Address(event.address)
 
+    async def _asked_figures(self, process: asyncio.subprocess.Process) -> NodeSnapshot:
+        if not self._owed:
+            # An answer that came too late for who asked is still to be read.
+            self._owed = True
+            await self._write(process, ASK)
+        event = await self._next_event(process)
+        self._owed = False
+        if event.figures is None:
+            raise NodeNotReadyError(f"node {self.node_id} answered with {event.event!r}")
+        return event.figures
+
     async def _first_event(self, process: asyncio.subprocess.Process) -> WorkerEvent:
-        if process.stdin is None or process.stdout is None:
+        await self._write(process, self._config.to_json() + b"\n")
+        return await self._next_event(process)
+
+    async def _write(self, process: asyncio.subprocess.Process, data: bytes) -> None:
+        if process.stdin is None:
             raise NodeNotReadyError("the worker has no pipes")
         # A worker that is dead already has closed its pipe, for which uvloop raises RuntimeError.
         with contextlib.suppress(ConnectionError, RuntimeError):
-            process.stdin.write(self._config.to_json() + b"\n")
+            process.stdin.write(data)
             await process.stdin.drain()
+
+    async def _next_event(self, process: asyncio.subprocess.Process) -> WorkerEvent:
+        if process.stdout is None:
+            raise NodeNotReadyError("the worker has no pipes")
         line = b"more than fits in a line"
         try:
             line = await process.stdout.readline()

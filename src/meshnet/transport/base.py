@@ -7,9 +7,11 @@ peer's error arrives as the :class:`MeshnetError` it was, a broken connection as
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
+from typing import NoReturn
 
-from meshnet.domain.frames import SeamReply, SeamRequest, SessionKey
-from meshnet.domain.ids import Address
+from meshnet.domain.frames import SeamReply, SeamRequest
+from meshnet.domain.ids import Address, SessionKey
 from meshnet.domain.nodes import Capability, HealthReport
 
 
@@ -23,6 +25,15 @@ class ServerSeam(abc.ABC):
         Raises :class:`MalformedFrameError` for bytes that don't obey the contract; the stream is
         of no more use then.
         """
+
+    async def consume(self, take: Callable[[SeamRequest], None]) -> None:
+        """Bring each request to ``take`` until there are no more.
+
+        A transport may call ``take`` right where a request comes in, which saves the turns of the
+        event loop that it takes to wake a reader. Raises what :meth:`receive` or ``take`` raises.
+        """
+        while (request := await self.receive()) is not None:
+            take(request)
 
     @abc.abstractmethod
     def send(self, reply: SeamReply) -> None:
@@ -74,6 +85,11 @@ class ClientSeam(abc.ABC):
         and a dead peer is noticed by the connection (reset or keep-alive).
         """
 
+    async def consume(self, take: Callable[[SeamReply], None]) -> NoReturn:
+        """Bring each reply to ``take``, like :meth:`ServerSeam.consume`; raises in the end."""
+        while True:
+            take(await self.receive())
+
     @abc.abstractmethod
     async def close(self) -> None:
         """Close the stream and free it; idempotent."""
@@ -88,8 +104,11 @@ class Peer(abc.ABC):
         """Where it is."""
 
     @abc.abstractmethod
-    async def capability(self, timeout_seconds: float) -> Capability:
-        """See :meth:`ShardService.capability`; raises ``NodeUnreachableError`` or its error."""
+    async def capability(self, timeout_seconds: float, padding_bytes: int = 0) -> Capability:
+        """See :meth:`ShardService.capability`; raises ``NodeUnreachableError`` or its error.
+
+        ``padding_bytes`` more are sent than needed, so that the link can be timed.
+        """
 
     @abc.abstractmethod
     async def health(self, timeout_seconds: float) -> HealthReport:

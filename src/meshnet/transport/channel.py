@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from meshnet.domain.errors import MeshnetError, NodeError, NodeLostError
 from meshnet.domain.frames import SeamReply, SeamRequest
 from meshnet.domain.ids import Address
 from meshnet.transport.base import ClientSeam, Peer, Transport
-from meshnet.transport.failures import no_answer
+from meshnet.transport.failures import lost, no_answer, unreachable
+
+LOGGER = logging.getLogger(__name__)
+IDLE_SECONDS = 900.0
+"""A connection that nobody used for so long is closed when one to a new address is made."""
 
 
 class ReplyListener(Protocol):
@@ -33,12 +39,18 @@ class SeamChannel:
         self._handles = itertools.count(1)
         self._listeners: dict[int, ReplyListener] = {}
         self._broken: MeshnetError | None = None
+        self._left = asyncio.get_running_loop().time()
         self._reader = asyncio.create_task(self._read(), name=f"seam-reader {address}")
 
     @property
     def broken(self) -> MeshnetError | None:
         """Why the channel is of no more use; None while it is."""
         return self._broken
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when nobody listens, by the loop's clock; None while somebody does."""
+        return None if self._listeners else self._left
 
     def attach(self, listener: ReplyListener) -> int:
         """A new handle whose replies go to ``listener``; raises if the channel is broken."""
@@ -51,6 +63,7 @@ class SeamChannel:
     def detach(self, handle: int) -> None:
         """Replies with this handle are dropped from now on; idempotent."""
         self._listeners.pop(handle, None)
+        self._left = asyncio.get_running_loop().time()
 
     def send(self, request: SeamRequest) -> None:
         """Queue a request; raises ``NodeLostError`` once the channel is broken."""
@@ -68,69 +81,141 @@ class SeamChannel:
 
     async def _read(self) -> None:
         try:
-            while True:
-                reply = await self._seam.receive()
-                listener = self._listeners.get(reply.handle)
-                if listener is not None:
-                    listener.on_reply(reply)
+            await self._seam.consume(self._bring)
         except MeshnetError as error:
             self._break(error)
+        except Exception as error:
+            LOGGER.exception("a reply from %s couldn't be taken in", self._address)
+            why = f"a reply couldn't be taken in: {type(error).__name__}: {error}"
+            self._break(lost(self._address, why))
+            # The stream itself may be whole, and the node behind it at work for nobody.
+            await self._seam.close()
+
+    def _bring(self, reply: SeamReply) -> None:
+        listener = self._listeners.get(reply.handle)
+        if listener is not None:
+            listener.on_reply(reply)
 
     def _break(self, error: MeshnetError) -> None:
         if self._broken is None:
             # Whatever ended the stream, to later senders this node is one that is gone.
-            lost = error if isinstance(error, NodeError) else NodeLostError(error.message)
-            self._broken = lost
+            gone = error if isinstance(error, NodeError) else NodeLostError(error.message)
+            self._broken = gone
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:
-            listener.on_lost(error)
+            try:
+                listener.on_lost(error)
+            except Exception:
+                LOGGER.exception("a session of %s couldn't take in its loss", self._address)
+
+
+@dataclass(slots=True)
+class _Line:
+    """What there is for one address."""
+
+    peer: Peer
+    used: float
+    """When somebody last asked for it, by the loop's clock."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the channel is opened."""
+    channel: SeamChannel | None = None
+    waiting: int = 0
+    """How many are in :meth:`ChannelPool.channel`."""
+    asked: bool = False
+    """Whether somebody got the peer for unary calls."""
+
+    def idle(self, now: float) -> bool:
+        """Whether nobody has used it for long."""
+        if self.waiting:
+            return False
+        since = self.used if self.channel is None else self.channel.idle_since
+        return since is not None and now - max(since, self.used) >= IDLE_SECONDS
 
 
 class ChannelPool:
-    """The channels of one node or gateway: one an address, opened when first asked for."""
+    """The channels of one node or gateway: one an address, opened when first asked for.
+
+    Peers name addresses, so one that is of no use isn't remembered: that of a node that couldn't be
+    reached, and that of one which nobody used for :data:`IDLE_SECONDS`.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._peers: dict[Address, Peer] = {}
-        self._channels: dict[Address, SeamChannel] = {}
-        self._opening: dict[Address, asyncio.Lock] = {}
+        self._lines: dict[Address, _Line] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def peer(self, address: Address) -> Peer:
-        """The node at ``address``, for unary calls; shared with its channel."""
-        if address not in self._peers:
-            self._peers[address] = self._transport.peer(address)
-        return self._peers[address]
+        """The node at ``address``, for unary calls; shared with its channel.
+
+        Ask for it again for each call, since an idle connection is closed.
+        """
+        line = self._line(address)
+        line.asked = True
+        return line.peer
 
     async def channel(self, address: Address, timeout_seconds: float) -> SeamChannel:
         """The channel to ``address``; a broken one is replaced.
 
         Raises ``NodeUnreachableError`` when no connection comes about in time, which includes
-        the wait for others who are opening the same channel.
+        the wait for others who are opening the same channel, or when the pool is closed meanwhile.
         """
-        lock = self._opening.setdefault(address, asyncio.Lock())
+        line = self._line(address)
+        line.waiting += 1
         try:
-            async with asyncio.timeout(timeout_seconds), lock:
-                return await self._opened(address, timeout_seconds)
+            async with asyncio.timeout(timeout_seconds), line.lock:
+                return await self._opened(address, line, timeout_seconds)
         except TimeoutError:
             raise no_answer(address, timeout_seconds) from None
+        finally:
+            line.waiting -= 1
+            if line.channel is None and not line.waiting and not line.asked:
+                self._drop(address, line)
 
-    async def _opened(self, address: Address, timeout_seconds: float) -> SeamChannel:
-        channel = self._channels.get(address)
+    async def close(self) -> None:
+        """Close every channel and connection, those too that are being opened."""
+        lines = list(self._lines.values())
+        self._lines.clear()
+        for line in lines:
+            await _close(line)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _line(self, address: Address) -> _Line:
+        now = asyncio.get_running_loop().time()
+        line = self._lines.get(address)
+        if line is None:
+            for other, old in list(self._lines.items()):
+                if old.idle(now):
+                    self._drop(other, old)
+            line = self._lines[address] = _Line(self._transport.peer(address), now)
+        line.used = now
+        return line
+
+    async def _opened(self, address: Address, line: _Line, timeout_seconds: float) -> SeamChannel:
+        channel = line.channel
         if channel is not None and channel.broken is None:
             return channel
         if channel is not None:
+            line.channel = None
             await channel.close()
-        seam = await self.peer(address).open_seam(timeout_seconds)
-        self._channels[address] = SeamChannel(seam, address)
-        return self._channels[address]
+        seam = await line.peer.open_seam(timeout_seconds)
+        if self._lines.get(address) is not line:
+            await seam.close()
+            raise unreachable(address, "the connection was closed here")
+        line.channel = SeamChannel(seam, address)
+        return line.channel
 
-    async def close(self) -> None:
-        """Close every channel and connection."""
-        channels, peers = list(self._channels.values()), list(self._peers.values())
-        self._channels.clear()
-        self._peers.clear()
-        for channel in channels:
-            await channel.close()
-        for peer in peers:
-            await peer.close()
+    def _drop(self, address: Address, line: _Line) -> None:
+        """Forget an address, and close what there is for it; nothing if that was done before."""
+        if self._lines.get(address) is line:
+            del self._lines[address]
+            task = asyncio.create_task(_close(line), name=f"closing {address}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+async def _close(line: _Line) -> None:
+    if line.channel is not None:
+        await line.channel.close()
+    await line.peer.close()

@@ -17,8 +17,8 @@ from meshnet.domain.errors import (
     error_from,
     status_of,
 )
-from meshnet.domain.frames import SeamReply, SeamRequest, SessionKey
-from meshnet.domain.ids import Address
+from meshnet.domain.frames import SeamReply, SeamRequest
+from meshnet.domain.ids import Address, SessionKey
 from meshnet.domain.nodes import Capability, HealthReport
 from meshnet.transport.base import ClientSeam, Peer, ServerSeam, ShardService, Transport
 from meshnet.transport.failures import lost, no_answer, reported, unreachable
@@ -120,7 +120,7 @@ class _LoopbackPeer(Peer):
     def address(self) -> Address:
         return self._address
 
-    async def capability(self, timeout_seconds: float) -> Capability:
+    async def capability(self, timeout_seconds: float, padding_bytes: int = 0) -> Capability:
         return await self._network._ask(self._address, lambda s: s.capability(), timeout_seconds)
 
     async def health(self, timeout_seconds: float) -> HealthReport:

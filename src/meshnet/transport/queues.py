@@ -12,6 +12,8 @@ from meshnet.domain.status import StructuredStatus
 
 FRAME_WEIGHT = 1024
 """Bytes of memory a frame counts for in an inbox besides its tensors."""
+SERIALISED_WEIGHT = 128
+"""Bytes of memory a frame counts for in an outbox besides its own."""
 
 T = TypeVar("T")
 
@@ -28,6 +30,8 @@ class Inbox(Generic[T]):
         self._items: deque[tuple[T, int]] = deque()
         self._bound = bound
         self._weight = 0
+        self._sink: Callable[[T], None] | None = None
+        self._sink_failure: Exception | None = None
         self._taker: asyncio.Future[None] | None = None
         self._putter: asyncio.Future[None] | None = None
         self._ended = False
@@ -40,9 +44,17 @@ class Inbox(Generic[T]):
 
     def put(self, item: T, weight: int = 0) -> None:
         """Append an item; does nothing once the inbox has ended."""
-        if not self._ended:
+        if self._ended:
+            return
+        if self._sink is None:
             self._items.append((item, weight))
             self._weight += weight
+            _wake(self._taker)
+            return
+        try:
+            self._sink(item)
+        except Exception as error:  # noqa: BLE001 - raised where the sink came from
+            self._sink, self._sink_failure = None, error
             _wake(self._taker)
 
     def end(self, error: MeshnetError | None = None) -> None:
@@ -68,8 +80,7 @@ class Inbox(Generic[T]):
         """The next item; see the class for the end. For one taker at a time."""
         while not self._items:
             if self._ended:
-                if self._fault is not None:
-                    raise error_from(self._fault)
+                self._raise_fault()
                 return None
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
@@ -77,6 +88,31 @@ class Inbox(Generic[T]):
         self._weight -= weight
         _wake(self._putter)
         return item
+
+    async def drain(self, take: Callable[[T], None]) -> None:
+        """Bring each item to ``take`` until the end, which is raised or returned as by :meth:`get`.
+
+        Items that come meanwhile go there within :meth:`put`. What ``take`` raises is raised here.
+        """
+        while self._items:
+            take(self._items.popleft()[0])
+        self._weight = 0
+        _wake(self._putter)
+        self._sink = take
+        try:
+            while not self._ended and self._sink_failure is None:
+                self._taker = asyncio.get_running_loop().create_future()
+                await self._taker
+        finally:
+            self._sink = None
+        failure, self._sink_failure = self._sink_failure, None
+        if failure is not None:
+            raise failure
+        self._raise_fault()
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise error_from(self._fault)
 
 
 class Outbox:
@@ -93,11 +129,23 @@ class Outbox:
         self._frames: deque[tuple[bytes, type | None]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
+        self._weight = 0
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory of what is queued, but for what is being written."""
+        return self._weight
 
     def put(self, frame: bytes, mergeable: type | None) -> None:
         """Queue a frame, with its kind if it may be merged with others of that kind."""
         self._frames.append((frame, mergeable))
+        self._weight += len(frame) + SERIALISED_WEIGHT
         _wake(self._waiter)
+
+    def discard(self) -> None:
+        """Drop what is queued."""
+        self._frames.clear()
+        self._weight = 0
 
     def close(self) -> None:
         """Let :meth:`run` return once everything queued is written."""
@@ -115,7 +163,7 @@ class Outbox:
             await self._waiter
 
     def _next(self) -> bytes:
-        frame, kind = self._frames.popleft()
+        frame, kind = self._taken()
         if kind is None or not self._frames or self._frames[0][1] is not kind:
             return frame
         parts, size = [frame], len(frame)
@@ -125,8 +173,13 @@ class Outbox:
             if other is not kind or size > self._max_bytes:
                 break
             parts.append(following)
-            self._frames.popleft()
+            self._taken()
         return b"".join(parts)
+
+    def _taken(self) -> tuple[bytes, type | None]:
+        frame, kind = self._frames.popleft()
+        self._weight -= len(frame) + SERIALISED_WEIGHT
+        return frame, kind
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

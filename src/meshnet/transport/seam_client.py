@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -16,8 +18,8 @@ from meshnet.domain.errors import (
     MeshnetError,
     error_from,
 )
-from meshnet.domain.frames import SeamReply, SeamRequest, SessionKey
-from meshnet.domain.ids import Address
+from meshnet.domain.frames import SeamReply, SeamRequest
+from meshnet.domain.ids import Address, SessionKey
 from meshnet.domain.nodes import Capability, FlowControl, HealthReport
 from meshnet.domain.status import StatusCode, StructuredStatus
 from meshnet.transport.address import parse_address
@@ -26,6 +28,7 @@ from meshnet.transport.failures import lost, no_answer, unreachable
 from meshnet.transport.methods import method_path
 from meshnet.transport.options import GrpcOptions, max_frame_bytes
 from meshnet.transport.queues import FRAME_WEIGHT, Inbox, Outbox
+from meshnet.transport.traffic import Traffic
 from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
 from meshnet.wire.compression import Compression
 from meshnet.wire.convert import MERGEABLE, checked, decode_replies, encode_request, fitting, parse
@@ -47,15 +50,36 @@ class GrpcTransport(Transport):
         """``flow``: the bounds of this end; only the size of frames matters here."""
         self._max_bytes = max_frame_bytes(flow or FlowControl())
         self._options = options or GrpcOptions()
+        self.traffic: dict[Address, Traffic] = {}
+        """What the seams to each node carried that there is a :class:`Peer` of."""
+        self._peers: Counter[Address] = Counter()
 
     def peer(self, address: Address) -> Peer:
         """The node there; raises :class:`InvalidArgumentError` unless it is ``host:port``."""
         parse_address(address, "address")
-        return _GrpcPeer(address, self._max_bytes, self._options)
+        traffic = self.traffic.setdefault(address, Traffic())
+        self._peers[address] += 1
+        closed = partial(self._closed, address)
+        return _GrpcPeer(address, self._max_bytes, self._options, traffic, closed)
+
+    def _closed(self, address: Address) -> None:
+        self._peers[address] -= 1
+        if not self._peers[address]:
+            del self._peers[address], self.traffic[address]
 
 
 class _GrpcPeer(Peer):
-    def __init__(self, address: Address, max_bytes: int, options: GrpcOptions) -> None:
+    def __init__(
+        self,
+        address: Address,
+        max_bytes: int,
+        options: GrpcOptions,
+        traffic: Traffic,
+        closed: Callable[[], None],
+    ) -> None:
+        """``closed`` is called once, by :meth:`close`."""
+        self._traffic = traffic
+        self._tell_closed = closed
         self._address = address
         self._max_bytes = max_bytes
         self._options = options
@@ -66,8 +90,11 @@ class _GrpcPeer(Peer):
     def address(self) -> Address:
         return self._address
 
-    async def capability(self, timeout_seconds: float) -> Capability:
-        answer = await self._ask("GetCapability", b"", pb.GetCapabilityResponse, timeout_seconds)
+    async def capability(self, timeout_seconds: float, padding_bytes: int = 0) -> Capability:
+        request = pb.GetCapabilityRequest(padding=bytes(padding_bytes)).SerializeToString()
+        answer = await self._ask(
+            "GetCapability", request, pb.GetCapabilityResponse, timeout_seconds
+        )
         require(answer, "capability")
         return checked(lambda: capability_from_proto(answer.capability))
 
@@ -110,10 +137,13 @@ class _GrpcPeer(Peer):
             call.cancel()
             self._raise_if_closed()
             raise
-        return _GrpcClientSeam(call, self._address, self._max_bytes, self._options.compression)
+        compression = self._options.compression
+        return _GrpcClientSeam(call, self._address, self._max_bytes, compression, self._traffic)
 
     async def close(self) -> None:
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._tell_closed()
         if self._channel is not None:
             await self._channel.close()
 
@@ -162,7 +192,9 @@ class _GrpcClientSeam(ClientSeam):
         address: Address,
         max_bytes: int,
         compression: Compression,
+        traffic: Traffic,
     ) -> None:
+        self._traffic = traffic
         self._call = call
         self._address = address
         self._max_bytes = max_bytes
@@ -184,6 +216,7 @@ class _GrpcClientSeam(ClientSeam):
                 "use smaller prefill chunks",
             )
         kind = type(request) if isinstance(request, MERGEABLE) else None
+        self._traffic.sent(len(frame))
         self._outbox.put(frame, kind)
 
     async def receive(self) -> SeamReply:
@@ -191,6 +224,10 @@ class _GrpcClientSeam(ClientSeam):
         if reply is None:
             raise lost(self._address, "it ended")
         return reply
+
+    async def consume(self, take: Callable[[SeamReply], None]) -> NoReturn:
+        await self._inbox.drain(take)
+        raise lost(self._address, "it ended")
 
     async def close(self) -> None:
         if self._closed:
@@ -207,6 +244,7 @@ class _GrpcClientSeam(ClientSeam):
         """Take replies until the stream ends; after :meth:`close`, so that it can end."""
         try:
             while isinstance(data := await self._call.read(), bytes):
+                self._traffic.received(len(data))
                 for reply in decode_replies(data):
                     self._inbox.put(reply, FRAME_WEIGHT)
                 await self._inbox.room()

@@ -16,10 +16,11 @@ from meshnet.domain.errors import (
     InvalidArgumentError,
     MalformedFrameError,
     MeshnetError,
+    ResourceExhaustedError,
     status_of,
 )
-from meshnet.domain.frames import SeamReply, SeamRequest, SessionKey
-from meshnet.domain.ids import Address
+from meshnet.domain.frames import SeamReply, SeamRequest
+from meshnet.domain.ids import Address, SessionKey
 from meshnet.domain.nodes import FlowControl
 from meshnet.transport.address import format_address, parse_address
 from meshnet.transport.base import ServerSeam, ShardService
@@ -28,6 +29,7 @@ from meshnet.transport.methods import SERVICE_NAME
 from meshnet.transport.options import GrpcOptions, max_frame_bytes
 from meshnet.transport.queues import FRAME_WEIGHT, Inbox, Outbox
 from meshnet.transport.standard import add_standard_services
+from meshnet.transport.traffic import Traffic
 from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
 from meshnet.wire.convert import MERGEABLE, checked, decode_request, encode_reply, parse
 from meshnet.wire.convert_nodes import capability_to_proto, health_to_proto
@@ -38,6 +40,8 @@ FLUSH_SECONDS = 2.0
 """How long replies that are still queued may take to leave when a stream has been served."""
 GONE_SECONDS = 0.2
 """How long a service may take to end when its client is gone, and again when it is cancelled."""
+UNREAD_FRAMES = 2
+"""So many of the largest frames' bytes may wait for a client that doesn't read its replies."""
 MAX_DETAILS_BYTES = 200
 """Of an error's text, where gRPC's own status carries it; the trailer has the whole."""
 
@@ -62,6 +66,8 @@ class GrpcNodeServer:
         self._options = options or GrpcOptions()
         self._server: grpc.aio.Server | None = None
         self._seams: dict[asyncio.Future[None], _GrpcServerSeam] = {}
+        self.traffic = Traffic()
+        """What the seams of all openers carried."""
 
     async def start(self) -> Address:
         """Listen and serve; gives the address with the port that was taken.
@@ -139,7 +145,7 @@ class GrpcNodeServer:
         return await _answer(answer, context)
 
     async def _session(self, _requests: object, context: Context) -> None:
-        seam = _GrpcServerSeam(context, self._flow)
+        seam = _GrpcServerSeam(context, self._flow, self.traffic)
         served = asyncio.get_running_loop().create_future()
         self._seams[served] = seam
         try:
@@ -178,21 +184,41 @@ class GrpcNodeServer:
 
 
 class _GrpcServerSeam(ServerSeam):
-    def __init__(self, context: Context, flow: FlowControl) -> None:
+    def __init__(self, context: Context, flow: FlowControl, traffic: Traffic) -> None:
         self._context = context
+        self._traffic = traffic
         self._max_bytes = flow.max_chunk_bytes
         self._inbox: Inbox[SeamRequest] = Inbox(max_frame_bytes(flow))
         self._outbox = Outbox(context.write, max_frame_bytes(flow))
+        self._max_unread = UNREAD_FRAMES * max_frame_bytes(flow)
         self._ended = False
         self.fault: MeshnetError | None = None
 
     async def receive(self) -> SeamRequest | None:
         return await self._inbox.get()
 
+    async def consume(self, take: Callable[[SeamRequest], None]) -> None:
+        await self._inbox.drain(take)
+
     def send(self, reply: SeamReply) -> None:
         if not self._ended:
             kind = type(reply) if isinstance(reply, MERGEABLE) else None
-            self._outbox.put(encode_reply(reply), kind)
+            frame = encode_reply(reply)
+            self._traffic.sent(len(frame))
+            self._outbox.put(frame, kind)
+            if self._outbox.weight > self._max_unread:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """End the stream of a client that sends but doesn't read."""
+        self.fault = ResourceExhaustedError(
+            f"replies of {self._outbox.weight} bytes were waiting to be read, and "
+            f"{self._max_unread} may; read the stream, or grant fewer tokens"
+        )
+        self._outbox.discard()
+        self.close()
+        self._inbox.discard()
+        self._inbox.end(self.fault)
 
     def close(self) -> None:
         """Send what is queued, and nothing more."""
@@ -208,6 +234,7 @@ class _GrpcServerSeam(ServerSeam):
         """Take requests until the client has no more, is gone, or sends what isn't one."""
         try:
             while isinstance(data := await self._context.read(), bytes):
+                self._traffic.received(len(data))
                 self._inbox.put(decode_request(data, self._max_bytes), len(data) + FRAME_WEIGHT)
                 await self._inbox.room()
         except MalformedFrameError as error:

@@ -202,3 +202,15 @@ def test_an_address_is_checked_where_it_is_given() -> None:
         GrpcTransport().peer(Address("not an address"))
     with pytest.raises(InvalidArgumentError, match="listen"):
         GrpcNodeServer(ScriptedService(), "50051")
+
+
+async def test_traffic_is_told_of_addresses_that_are_connected(serve: Serve) -> None:
+    transport = GrpcTransport()
+    address = await serve(ScriptedService())
+    one, other = transport.peer(address), transport.peer(address)
+    await echo(await one.open_seam(TIMEOUT), 1)
+    await one.close()
+    await one.close()
+    assert transport.traffic[address].sent_messages == 1
+    await other.close()
+    assert not transport.traffic

@@ -14,16 +14,17 @@ from meshnet.domain.errors import (
     MalformedFrameError,
     NodeLostError,
 )
-from meshnet.domain.frames import Release, SessionKey
-from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.frames import Release, SeamReply, SeamRequest, SessionFailed
+from meshnet.domain.ids import RouteSessionId, SessionKey
 from meshnet.domain.nodes import FlowControl
-from meshnet.domain.status import StatusCode
+from meshnet.domain.status import StatusCode, StructuredStatus
 from meshnet.transport.base import ServerSeam
 from meshnet.transport.methods import method_path
 from meshnet.transport.options import FRAME_SLACK_BYTES, GrpcOptions
 from meshnet.transport.seam_client import GrpcTransport
 from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
 from meshnet.wire.compression import Compression
+from meshnet.wire.convert import encode_request
 from meshnet.wire.status import status_from_trailer
 from tests.support.frames import prefill_chunk
 from tests.support.networks import Serve, echo, foreign_server
@@ -192,3 +193,29 @@ async def test_a_malformed_reply_ends_the_stream(serve: Serve) -> None:
     await seam.close()
     await peer.close()
     await server.stop(None)
+
+
+async def test_replies_that_nobody_reads_end_the_stream_with_a_status(serve: Serve) -> None:
+    text = "x" * 64 * 1024
+    asked = 600
+
+    def answer(request: SeamRequest) -> list[SeamReply]:
+        assert isinstance(request, Release)
+        return [SessionFailed(request.handle, StructuredStatus(StatusCode.INTERNAL, message=text))]
+
+    service = ScriptedService(answer)
+    address = await serve(service, FlowControl(max_chunk_bytes=64))
+    async with grpc.aio.insecure_channel(address) as channel:
+        call: Stream = channel.stream_stream(method_path("Session"))()
+        for handle in range(1, asked + 1):
+            await call.write(encode_request(Release(handle)))
+        await asyncio.wait_for(service.idle.wait(), TIMEOUT)
+        read = 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with asyncio.timeout(TIMEOUT):
+                while True:
+                    assert isinstance(await call.read(), bytes)
+                    read += 1
+    assert _status(caught.value) is StatusCode.RESOURCE_EXHAUSTED
+    assert "waiting to be read" in (caught.value.details() or "")
+    assert read < asked / 2

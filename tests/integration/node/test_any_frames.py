@@ -20,10 +20,9 @@ from meshnet.domain.frames import (
     PrefillChunk,
     Release,
     SeamRequest,
-    SessionKey,
 )
 from meshnet.domain.generation import GenerationSpec
-from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.ids import RouteSessionId, SessionKey
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.nodes import FlowControl
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
@@ -46,6 +45,14 @@ def tensors(draw: st.DrawFn, rows: int) -> EngineTensor:
 
 
 @st.composite
+def expectations(draw: st.DrawFn, position: int) -> CacheExpectation:
+    mode, length = draw(st.sampled_from(CacheMode)), draw(st.sampled_from([position, 1]))
+    if mode is CacheMode.FORK:
+        return CacheExpectation(mode, max(length, 1), draw(KEYS))
+    return CacheExpectation(mode, length)
+
+
+@st.composite
 def chunks(draw: st.DrawFn) -> PrefillChunk:
     rows, position = draw(st.integers(1, 3)), draw(SMALL)
     count = draw(st.integers(1, 2))
@@ -55,14 +62,27 @@ def chunks(draw: st.DrawFn) -> PrefillChunk:
         ChunkInfo(draw(st.integers(0, count - 1)), count, rows, 6),
         position,
         draw(SMALL),
-        CacheExpectation(draw(st.sampled_from(CacheMode)), draw(st.sampled_from([position, 1]))),
+        draw(expectations(position)),
         BoundaryBundle((draw(tensors(rows)),)),
     )
 
 
-decodes = st.lists(
-    st.builds(DecodeStep, HANDLES, SMALL, SMALL, tensors(1)), min_size=1, max_size=3
-).map(lambda steps: DecodeFrame(tuple(steps)))
+@st.composite
+def decode_steps(draw: st.DrawFn) -> DecodeStep:
+    proposed = draw(st.sampled_from([(), (), (), (65,), (65, 999)]))
+    return DecodeStep(
+        draw(HANDLES),
+        draw(SMALL),
+        draw(SMALL),
+        draw(tensors(1 + len(proposed))),
+        proposed=proposed,
+        truncate=draw(st.booleans()),
+    )
+
+
+decodes = st.lists(decode_steps(), min_size=1, max_size=3).map(
+    lambda steps: DecodeFrame(tuple(steps))
+)
 
 
 @dataclass(frozen=True)

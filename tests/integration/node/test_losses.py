@@ -6,8 +6,13 @@ import time
 import pytest
 
 from meshnet.domain.errors import NodeLostError, NodeUnreachableError
+from meshnet.domain.frames import GenerationDone, GrantTokens, TokenReply
+from meshnet.domain.generation import GenerationSpec
 from meshnet.domain.layers import LayerRange
-from tests.support.mesh import Mesh, Setup, alone, ask, mesh, prompt_of, until
+from meshnet.node import head as head_module
+from meshnet.node.head import HeadSession
+from meshnet.node.seam_session import SeamSession
+from tests.support.mesh import GREEDY, Mesh, Setup, alone, ask, mesh, prompt_of, start, until
 
 NOTICED_SECONDS = 1.0
 BOTH = pytest.mark.parametrize("grpc", [False, True], ids=["loopback", "grpc"])
@@ -123,3 +128,54 @@ async def test_a_head_that_answers_nobody_is_given_up_within_the_requests_time()
         for result in results:
             assert isinstance(result, NodeUnreachableError)
             assert "node-1" in result.message
+
+
+@BOTH
+@pytest.mark.parametrize("lost", [1, 2], ids=["middle", "tail"])
+async def test_tokens_that_are_there_reach_a_slow_reader_without_the_nodes_behind(grpc, lost):
+    setup = Setup(grpc=grpc, keep_seconds=60.0)
+    async with mesh((2, 4), setup) as chain:
+        channel = await chain.channel()
+        spec = GenerationSpec(prompt_of(30), GREEDY, 5)
+        listener, handle = start(channel, chain.terms(), spec, token_credits=4)
+        for _ in range(4):
+            await listener.until(TokenReply)
+        (session,) = chain.head.shard.sessions
+        assert isinstance(session, HeadSession)
+        await until(lambda: session._reason is not None)
+        await chain.lose(lost)
+        channel.send(GrantTokens(handle, 5))
+        last = await listener.next()
+        assert isinstance(last, TokenReply)
+        assert last.token.token_id == alone(prompt_of(30), 5)[-1]
+        assert isinstance(await listener.next(), GenerationDone)
+        await chain.channels.close()
+
+
+@pytest.mark.parametrize(
+    ("stuck", "deadline"),
+    [(False, 30.0), (True, 30.0), (True, 0.6)],
+    ids=["broken", "stuck", "stuck past the deadline"],
+)
+async def test_a_node_behind_that_never_lets_go_ends_no_answer_late(monkeypatch, stuck, deadline):
+    monkeypatch.setattr(head_module, "RELEASE_SECONDS", 0.8)
+
+    async def never(session: SeamSession, *, keep: bool) -> None:
+        if not stuck:
+            raise NodeLostError("the last node is gone")
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(SeamSession, "_release", never)
+    async with mesh((3,), Setup(keep_seconds=60.0)) as chain:
+        spec = GenerationSpec(prompt_of(30), GREEDY, 5)
+        terms = chain.terms(deadline_unix_nanos=time.time_ns() + int(deadline * 1e9))
+        listener, _ = start(await chain.channel(), terms, spec)
+        for _ in range(5):
+            await listener.until(TokenReply)
+        done = await listener.next(1.5)
+        assert isinstance(done, GenerationDone)
+        assert len(done.timings) == 1
+        await until(lambda: not chain.head.shard.sessions)
+        assert chain.head.shard.places.kept == 0, "what one node keeps alone is of no use"
+        for stuck_session in chain.nodes[1].shard.sessions:
+            stuck_session.cancel("the test is over")

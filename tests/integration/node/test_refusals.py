@@ -30,19 +30,19 @@ from meshnet.domain.frames import (
     SeamReply,
     SeamRequest,
     SessionFailed,
-    SessionKey,
     SessionOpened,
     SessionTerms,
     TokenReply,
 )
 from meshnet.domain.generation import GenerationSpec
-from meshnet.domain.ids import Digest, new_route_session_id
+from meshnet.domain.ids import Digest, SessionKey, new_route_session_id
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, LifecycleState
 from meshnet.domain.nodes import FlowControl, Hop
 from meshnet.domain.recipe import Recipe
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
 from meshnet.engine.fixture import N_EMBD
+from meshnet.node.seats import Bounds
 from tests.support.mesh import GREEDY, Listener, Mesh, Setup, alone, ask, mesh, prompt_of, start
 
 SPEC = GenerationSpec(prompt_of(9), GREEDY, 1000)
@@ -235,8 +235,7 @@ async def test_one_session_too_many_is_told_to_come_back(setup):
 
 async def test_a_full_node_behind_the_head_is_named():
     async with mesh((3,), PACED) as chain:
-        full = dataclasses.replace(chain.nodes[1].shard._capability, flow=FlowControl(1, 1, 1, 1))
-        chain.nodes[1].shard._capability = full
+        chain.nodes[1].shard.places._seats.bounds = Bounds(1, 8, 4096)
         channel = await chain.channel()
         running, handle = start(channel, chain.terms(), SPEC)
         await running.until(TokenReply)

@@ -11,11 +11,10 @@ from meshnet.domain.frames import (
     OpenSession,
     PrefillChunk,
     SeamRequest,
-    SessionKey,
     SessionOpened,
 )
 from meshnet.domain.generation import GenerationSpec
-from meshnet.domain.ids import Address
+from meshnet.domain.ids import Address, SessionKey
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.nodes import Capability, FlowControl, HealthReport, Hop
 from meshnet.transport.base import ServerSeam, ShardService

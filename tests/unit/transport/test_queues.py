@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from meshnet.domain.errors import CacheMissError, NodeLostError
-from meshnet.transport.queues import Inbox, Outbox
+from meshnet.transport.queues import SERIALISED_WEIGHT, Inbox, Outbox
 
 
 async def test_an_inbox_gives_items_in_order_and_then_its_end() -> None:
@@ -149,3 +149,69 @@ async def test_a_failed_write_ends_the_writer() -> None:
     outbox.put(b"a", None)
     with pytest.raises(ConnectionResetError):
         await asyncio.wait_for(outbox.run(), 1)
+
+
+async def test_a_drain_gets_what_waits_and_then_each_item_as_it_is_put() -> None:
+    inbox: Inbox[int] = Inbox(2)
+    inbox.put(1, 1)
+    inbox.put(2, 1)
+    taken: list[int] = []
+    draining = asyncio.create_task(inbox.drain(taken.append))
+    await asyncio.wait_for(inbox.room(), 1)
+    await asyncio.sleep(0)
+    assert taken == [1, 2]
+    inbox.put(3, 5)
+    assert taken == [1, 2, 3], "in the very call"
+    await asyncio.wait_for(inbox.room(), 1)
+    inbox.end()
+    inbox.put(4)
+    await asyncio.wait_for(draining, 1)
+    assert taken == [1, 2, 3]
+
+
+async def test_a_drain_raises_what_the_inbox_ended_with_or_its_taker_raised() -> None:
+    inbox: Inbox[int] = Inbox()
+    inbox.end(CacheMissError("gone"))
+    with pytest.raises(CacheMissError, match="gone"):
+        await inbox.drain(lambda _: None)
+
+    def refuse(item: int) -> None:
+        raise NodeLostError(str(item))
+
+    inbox = Inbox()
+    draining = asyncio.create_task(inbox.drain(refuse))
+    await asyncio.sleep(0)
+    inbox.put(7)
+    with pytest.raises(NodeLostError, match="7"):
+        await draining
+    inbox.put(8)
+    assert await inbox.get() == 8
+
+
+async def test_a_cancelled_drain_loses_nothing() -> None:
+    inbox: Inbox[int] = Inbox()
+    taken: list[int] = []
+    draining = asyncio.create_task(inbox.drain(taken.append))
+    await asyncio.sleep(0)
+    inbox.put(1)
+    draining.cancel()
+    await asyncio.wait({draining})
+    inbox.put(2)
+    assert (taken, await inbox.get()) == ([1], 2)
+
+
+async def test_an_outbox_knows_the_weight_of_what_waits() -> None:
+    stream = _Stream()
+    outbox = Outbox(stream.write, 100)
+    assert outbox.weight == 0
+    for frame in (b"aaa", b"bb", b"c"):
+        outbox.put(frame, int)
+    whole = outbox.weight
+    assert whole == 6 + 3 * SERIALISED_WEIGHT
+    outbox.put(b"d" * 50, None)
+    outbox.discard()
+    assert outbox.weight == 0
+    for frame in (b"aaa", b"bb", b"c"):
+        outbox.put(frame, int)
+    assert await _run(outbox, stream) == [b"aaabbc"]
+    assert outbox.weight == 0

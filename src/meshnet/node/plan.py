@@ -1,0 +1,101 @@
+"""What waits for the engine, and what the choice of its next step goes by."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from meshnet.domain.ids import SessionKey
+from meshnet.domain.recipe import MAX_CHUNK_TOKENS
+from meshnet.engine.base import PrefillRequest, StepRequest, StepResult
+from meshnet.node.schedule import Ready, StepCosts, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step's result and how long it waited for the engine."""
+
+    result: StepResult
+    queued_nanos: int
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A session's step, and who waits for it."""
+
+    request: StepRequest
+    arrived: int
+    done: asyncio.Future[StepDone]
+    meanwhile: Callable[[], None] | None = None
+    take: Callable[[asyncio.Future[StepDone]], None] | None = None
+    started: int | None = None
+    computed: int = 0
+    """Rows of a chunk whose pieces ran already."""
+    results: list[StepResult] = field(default_factory=list)
+
+    def ready(self, exact_pieces: tuple[int, int] | None) -> Ready:
+        """The step as the scheduler sees it."""
+        request = self.request
+        prefill = isinstance(request, PrefillRequest)
+        left = request.rows - self.computed
+        least, most = exact_pieces or (1, 0)
+        divisible = prefill and least <= request.rows <= most
+        return Ready(request.key, left, prefill, least if divisible else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the engine: whose requests, and their results in the same order."""
+
+    chosen: tuple[Waiting, ...]
+    requests: tuple[StepRequest, ...]
+    results: tuple[StepResult, ...]
+    began: int
+    nanos: int
+
+    @property
+    def rows(self) -> int:
+        """Of all requests together."""
+        return sum(request.rows for request in self.requests)
+
+    @property
+    def prefill(self) -> bool:
+        """Whether it is a chunk, or a piece of one."""
+        return isinstance(self.requests[0], PrefillRequest)
+
+
+@dataclass(slots=True)
+class EnginePlan:
+    """What the engine's thread and the loop share; only with its lock held."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    waiting: list[Waiting] = field(default_factory=list)
+    errands: list[Callable[[], object]] = field(default_factory=list)
+    """Other operations on the engine, for which nobody waits."""
+    turn: Turn = field(default_factory=Turn)
+    costs: StepCosts = field(default_factory=StepCosts)
+    talking: dict[SessionKey, float] = field(default_factory=dict)
+    """When each session that generates had its last decode step."""
+    decode_rows: int = 1
+    """Rows of the last decode step."""
+    computing: bool = False
+    """Whether the engine is at a step."""
+    coming: bool = False
+    """Whether the engine's thread will look at what waits without being told."""
+    closed: bool = False
+
+    def learn(self, step: Step) -> None:
+        """Learn from what the engine computed: a refusal or a repeated answer says nothing."""
+        computed = [result.status.ok and not result.duplicate for result in step.results]
+        if not step.prefill:
+            now = time.monotonic()
+            pairs = zip(step.requests, computed, strict=True)
+            self.talking |= {request.key: now for request, ran in pairs if ran}
+        if not all(computed) or step.rows > MAX_CHUNK_TOKENS:
+            return
+        self.costs = self.costs.seen(step.rows, step.nanos / 1e9)
+        if not step.prefill:
+            self.decode_rows = step.rows

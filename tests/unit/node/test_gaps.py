@@ -1,0 +1,152 @@
+"""What a long prompt does to others' tokens, played in virtual time with measured step times."""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from meshnet.domain.ids import RouteSessionId, SessionKey
+from meshnet.node.schedule import Pace, Ready, StepCosts, Turn, choose_step
+
+MILLISECONDS = {1: 6.4, 2: 12.9, 3: 14.6, 4: 18.2, 8: 30.0, 16: 62.9, 32: 111.5}
+"""Half of SmolLM2 (Q4_1) on one thread of the machine this was written on, by rows."""
+HOP = 0.5
+"""Milliseconds from a node to the next."""
+CHUNK, CREDITS = 32, 4
+COSTS = StepCosts(MILLISECONDS)
+
+
+class Node:
+    """One node's queue and engine."""
+
+    def __init__(self, world: "World", least_piece: int) -> None:
+        self.world = world
+        self.least_piece = least_piece
+        self.waiting: list[Ready] = []
+        self.turn = Turn()
+        self.costs = StepCosts()
+        self.decode_rows = 1
+        self.busy = False
+        self.arrived: Callable[[Ready], None]
+
+    def put(self, ready: Ready) -> None:
+        least = self.least_piece if ready.prefill else 0
+        self.waiting.append(replace(ready, least_piece=least))
+        self.start()
+
+    def start(self) -> None:
+        if self.busy or not self.waiting:
+            return
+        cut = None
+        if self.world.talkers:
+            cut = Pace().cut(self.costs, self.decode_rows, self.least_piece or CHUNK, CHUNK)
+        choice = choose_step(self.waiting, self.turn, 8, cut)
+        if not choice.prefill:
+            self.decode_rows = choice.rows
+        self.turn = choice.turn
+        ran = [self.waiting[index] for index in choice.indices]
+        self.waiting = [r for i, r in enumerate(self.waiting) if i not in choice.indices]
+        took = COSTS.seconds(choice.rows)
+        assert took is not None
+        self.costs = self.costs.seen(choice.rows, took)
+        self.busy = True
+        self.world.after(took, lambda: self.end(ran, choice.rows))
+
+    def end(self, ran: list[Ready], rows: int) -> None:
+        self.busy = False
+        first = ran[0]
+        if first.prefill and rows < first.rows:
+            self.waiting.insert(0, replace(first, rows=first.rows - rows))
+        else:
+            for ready in ran:
+                self.arrived(ready)
+        self.start()
+
+
+class World:
+    """Two nodes, some talkers, and a prompt whose chunks go from the one to the other."""
+
+    def __init__(self, talkers: int, chunks: int, least_piece: int) -> None:
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = itertools.count()
+        self.talkers = talkers
+        self.times: dict[SessionKey, list[float]] = {}
+        self.head, self.tail = Node(self, least_piece), Node(self, least_piece)
+        self.head.arrived = lambda ready: self.after(HOP, lambda: self.hand_on(ready))
+        self.tail.arrived = self.computed
+        self.chunks = deque([CHUNK] * chunks)
+        self.credits = CREDITS
+        self.prompt_ended: float | None = None if chunks else 0.0
+        for number in range(talkers):
+            self.head.put(Ready(SessionKey(RouteSessionId(f"talker {number}"), 0), 1))
+        self.send_chunk()
+
+    def after(self, wait: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now + wait, next(self.order), act))
+
+    def send_chunk(self) -> None:
+        if self.chunks and self.credits:
+            self.credits -= 1
+            rows = self.chunks.popleft()
+            self.head.put(Ready(SessionKey(RouteSessionId("prompt"), 0), rows, prefill=True))
+
+    def hand_on(self, ready: Ready) -> None:
+        rows = CHUNK if ready.prefill else 1
+        self.tail.put(replace(ready, rows=rows))
+        if ready.prefill:
+            self.send_chunk()
+
+    def computed(self, ready: Ready) -> None:
+        if ready.prefill:
+            self.credits += 1
+            self.send_chunk()
+            if not self.chunks and self.credits == CREDITS:
+                self.prompt_ended = self.now
+            return
+        self.times.setdefault(ready.session, []).append(self.now)
+        self.after(HOP, lambda: self.head.put(Ready(ready.session, 1)))
+
+    def play(self, until: float) -> None:
+        while self.events and self.now < until and (self.prompt_ended is None or until < 1e9):
+            self.now, _, act = heapq.heappop(self.events)
+            act()
+
+    def gaps(self) -> list[float]:
+        found = [
+            later - earlier
+            for times in self.times.values()
+            for earlier, later in itertools.pairwise(times)
+        ]
+        return sorted(found)
+
+
+def p99(gaps: list[float]) -> float:
+    return gaps[int(len(gaps) * 0.99)]
+
+
+@pytest.mark.parametrize("least_piece", [1, 2])
+@pytest.mark.parametrize("talkers", [1, 2, 3, 5])
+def test_beside_a_prompt_of_2048_tokens_gaps_grow_three_times_at_most(talkers, least_piece):
+    quiet = World(talkers, 0, least_piece)
+    quiet.play(20_000)
+    busy = World(talkers, 2048 // CHUNK, least_piece)
+    busy.play(1e9)
+    assert busy.prompt_ended is not None
+    # Two rows take as long as two steps, which is a little more than a piece should.
+    bound = 3.0 if least_piece == 1 else 3.1
+    assert p99(busy.gaps()) <= bound * p99(quiet.gaps())
+    alone = World(0, 2048 // CHUNK, least_piece)
+    alone.play(1e9)
+    assert alone.prompt_ended is not None
+    # The prompt isn't starved either.
+    assert busy.prompt_ended < 5 * alone.prompt_ended
+
+
+def test_chunks_that_cant_be_cut_delay_a_token_by_one_of_them_on_each_node():
+    busy = World(1, 2048 // CHUNK, 0)
+    busy.play(1e9)
+    assert p99(busy.gaps()) <= 2 * (MILLISECONDS[32] + MILLISECONDS[1] + HOP)

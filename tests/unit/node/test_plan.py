@@ -1,0 +1,68 @@
+"""The scheduler learns from steps that the engine computed, and from no others."""
+
+from collections.abc import Callable
+
+import pytest
+
+from meshnet.domain.errors import CacheMissError, status_of
+from meshnet.domain.ids import RouteSessionId, SessionKey
+from meshnet.domain.lifecycle import CacheExpectation, CacheMode
+from meshnet.domain.recipe import MAX_CHUNK_TOKENS
+from meshnet.domain.status import OK
+from meshnet.engine.base import DecodeRequest, PrefillRequest, StepRequest, StepResult, TokenOutput
+from meshnet.node.plan import EnginePlan, Step
+
+KEYS = tuple(SessionKey(RouteSessionId(name), 0) for name in "ab")
+DONE = StepResult(OK, TokenOutput(7))
+REPEATED = StepResult(OK, TokenOutput(7), duplicate=True)
+REFUSED = StepResult(status_of(CacheMissError("other length")))
+
+
+def decode(key: SessionKey, rows: int) -> StepRequest:
+    return DecodeRequest(key, 4, CacheExpectation(CacheMode.EXACT, 4), 1, (7,) * rows)
+
+
+def prefill(key: SessionKey, rows: int) -> StepRequest:
+    return PrefillRequest(key, 0, CacheExpectation(CacheMode.FRESH, 0), 0, (7,) * rows)
+
+
+def step(requests: list[StepRequest], *results: StepResult) -> Step:
+    return Step((), tuple(requests), results, 0, 10**9)
+
+
+def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
+    plan = EnginePlan()
+    plan.learn(step([decode(key, 2) for key in KEYS], DONE, DONE))
+    assert plan.costs.means == {4: 1.0}
+    assert plan.decode_rows == 4
+    assert set(plan.talking) == set(KEYS)
+
+
+def test_a_chunk_tells_what_its_rows_take():
+    plan = EnginePlan()
+    plan.learn(step([prefill(KEYS[0], 30)], DONE))
+    assert plan.costs.means == {30: 1.0}
+    assert not plan.talking
+
+
+@pytest.mark.parametrize("other", [REFUSED, REPEATED], ids=["refused", "repeated"])
+def test_of_a_step_that_wasnt_computed_whole_its_talkers_alone_are_learned(other):
+    plan = EnginePlan()
+    plan.learn(step([decode(key, 2) for key in KEYS], DONE, other))
+    assert not plan.costs.means
+    assert plan.decode_rows == 1
+    assert set(plan.talking) == {KEYS[0]}
+    plan.learn(step([prefill(KEYS[0], 30)], other))
+    assert not plan.costs.means
+
+
+@pytest.mark.parametrize("made", [decode, prefill])
+def test_more_rows_than_any_chunk_has_are_not_remembered(
+    made: Callable[[SessionKey, int], StepRequest],
+):
+    plan = EnginePlan()
+    plan.learn(step([made(KEYS[0], MAX_CHUNK_TOKENS + 1)], DONE))
+    assert not plan.costs.means
+    assert plan.decode_rows == 1
+    plan.learn(step([made(KEYS[0], MAX_CHUNK_TOKENS)], DONE))
+    assert set(plan.costs.means) == {MAX_CHUNK_TOKENS}
