@@ -41,6 +41,8 @@ class GatewayConfig:
     loopback names; elsewhere, an empty tuple allows every name."""
     max_body_bytes: int = 8 * 2**20
     """Largest request body."""
+    max_requests: int = 256
+    """Requests for answers that are served at once; one more is told to come back later."""
     generation_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     """A generation that takes longer fails."""
     client_timeout_seconds: float = 30.0
@@ -67,8 +69,9 @@ class GatewayConfig:
                 raise InvalidArgumentError(
                     "allowed_hosts", f"{name!r} is not a host name or address without a port"
                 )
-        if self.max_body_bytes < 1:
-            raise InvalidArgumentError("max_body_bytes", f"{self.max_body_bytes} is less than 1")
+        for bound in ("max_body_bytes", "max_requests"):
+            if getattr(self, bound) < 1:
+                raise InvalidArgumentError(bound, f"{getattr(self, bound)} is less than 1")
         for timeout in (
             "generation_timeout_seconds",
             "client_timeout_seconds",

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from meshnet.domain.errors import ResourceExhaustedError
 from meshnet.gateway.config import GatewayConfig
 from meshnet.gateway.errors import Failure, failure_of, http_failure
 from meshnet.gateway.requestlog import REQUEST_ID, log, log_failure, request_id
@@ -22,11 +23,16 @@ def failure_response(failure: Failure) -> JSONResponse:
 
 
 class Door:
-    """The outermost ASGI layer; whatever happens inside, the client gets an answer it can read."""
+    """The ASGI layer that ``Observer`` alone is around.
+
+    Whatever happens inside, the client gets an answer it can read.
+    """
 
     def __init__(self, app: ASGIApp, config: GatewayConfig) -> None:
         self._app = app
         self._config = config
+        self._inside = 0
+        """Requests with a body that are being served."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -46,6 +52,8 @@ class Door:
                 MutableHeaders(scope=message)["x-request-id"] = name
             await send(message)
 
+        counts = scope["method"] == "POST"
+        self._inside += counts
         try:
             refusal = self._refusal(headers)
             if refusal is None:
@@ -61,6 +69,7 @@ class Door:
                 raise
             await failure_response(failure)(scope, receive, named_send)
         finally:
+            self._inside -= counts
             log.info(
                 "%s %s %s %.3f s",
                 scope["method"],
@@ -84,4 +93,11 @@ class Door:
                     401,
                     "the request needs the header 'Authorization: Bearer <key>' with a valid key",
                 )
+        if self._inside > self._config.max_requests:
+            # Before its body is read: what is refused costs no memory.
+            return failure_of(
+                ResourceExhaustedError(
+                    f"the gateway serves {self._config.max_requests} requests already"
+                )
+            )
         return None

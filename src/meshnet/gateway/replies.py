@@ -1,12 +1,12 @@
-"""Events of a generation as OpenAI's JSON objects; no I/O, no clock, no randomness."""
+"""Events of generations as OpenAI's JSON objects; no I/O, no clock, no randomness."""
 
 from __future__ import annotations
 
 import abc
 import codecs
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from meshnet.domain.errors import InternalError
@@ -39,12 +39,16 @@ def model_object(model: ModelService) -> JsonObject:
     }
 
 
-def usage_object(summary: GenerationSummary) -> JsonObject:
-    """OpenAI's ``usage`` object."""
+def usage_object(summaries: Sequence[GenerationSummary], n: int = 1) -> JsonObject:
+    """OpenAI's ``usage`` object for ``n`` choices a prompt; a prompt counts once."""
+    prompt = sum(summary.prompt_tokens for summary in summaries[::n])
+    completion = sum(summary.completion_tokens for summary in summaries)
+    cached = sum(summary.cached_tokens for summary in summaries[::n])
     return {
-        "prompt_tokens": summary.prompt_tokens,
-        "completion_tokens": summary.completion_tokens,
-        "total_tokens": summary.prompt_tokens + summary.completion_tokens,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
@@ -59,67 +63,112 @@ class ReplyTerms:
     logprobs: bool
     include_usage: bool = False
     """Whether a stream ends with a chunk that holds the usage."""
+    choices: int = 1
+    n: int = 1
+    """Choices a prompt."""
 
 
 class Reply(abc.ABC):
-    """The shape of one answer: chunks if it is streamed, one object if not."""
+    """The shape of one answer: a stream of payloads, or one object. One object serves one answer.
+
+    ``take`` is told every event of every choice, in order; ``whole`` then has them all.
+    """
+
+    def __init__(self, terms: ReplyTerms) -> None:
+        self._terms = terms
+        self._summaries: dict[int, GenerationSummary] = {}
+
+    @property
+    def reply_id(self) -> str:
+        """The answer's id."""
+        return self._terms.reply_id
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has its summary."""
+        return len(self._summaries) == self._terms.choices
+
+    @property
+    def summaries(self) -> list[GenerationSummary]:
+        """The summaries of all choices, in their order."""
+        return [self._summaries[index] for index in range(self._terms.choices)]
+
+    def take(self, index: int, event: TextDelta | GenerationSummary) -> list[JsonObject]:
+        """Payloads for an event of choice ``index``; none if there is nothing to tell yet."""
+        if isinstance(event, TextDelta):
+            return self._piece(index, event)
+        self._summaries[index] = event
+        return self._end(index, event)
+
+    def frame(self, payload: JsonObject) -> bytes:
+        """A payload as it is sent in a stream."""
+        return sse(payload)
+
+    def error_payload(self, error: JsonObject) -> JsonObject:
+        """What a stream that fails tells last, from the body of an answer that fails."""
+        return error
+
+    end: ClassVar[bytes] = DONE
+    """What a stream that ended by itself is closed with."""
+
+    @abc.abstractmethod
+    def opening(self) -> list[JsonObject]:
+        """Payloads that come before the first text."""
+
+    @abc.abstractmethod
+    def closing(self) -> list[JsonObject]:
+        """Payloads that come after the last choice's end."""
+
+    @abc.abstractmethod
+    def whole(self) -> JsonObject:
+        """The whole answer as one object."""
+
+    @abc.abstractmethod
+    def _piece(self, index: int, delta: TextDelta) -> list[JsonObject]:
+        """Payloads for more text."""
+
+    @abc.abstractmethod
+    def _end(self, index: int, summary: GenerationSummary) -> list[JsonObject]:
+        """Payloads for the end of a choice."""
+
+
+class ChoicesReply(Reply):
+    """What the answers with numbered choices have in common."""
 
     whole_kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, terms: ReplyTerms) -> None:
-        self._terms = terms
-
     def opening(self) -> list[JsonObject]:
-        """Chunks that come before the first text."""
+        """Nothing."""
         return []
 
-    def piece(self, delta: TextDelta) -> list[JsonObject]:
-        """Chunks for a delta; none if there is nothing to tell yet."""
-        logprobs = self._logprobs(delta.tokens) if self._terms.logprobs and delta.tokens else None
-        if not delta.text and logprobs is None:
-            return []
-        return [self._chunk(self._addition(delta.text), logprobs=logprobs)]
-
-    def closing(self, summary: GenerationSummary) -> list[JsonObject]:
-        """The chunk with the reason, and the one with the usage if it was asked for."""
-        last = self._chunk(self._addition(None), finish_reason=summary.finish_reason.value)
+    def closing(self) -> list[JsonObject]:
+        """The chunk with the usage, if it was asked for."""
         if not self._terms.include_usage:
-            return [last]
-        usage = {"usage": usage_object(summary)}
-        return [last, self._object(self.chunk_kind, []) | usage]
+            return []
+        return [self._object(self.chunk_kind, []) | {"usage": self._usage()}]
 
-    def whole(self, deltas: Sequence[TextDelta], summary: GenerationSummary) -> JsonObject:
+    def whole(self) -> JsonObject:
         """The whole answer as one object."""
-        tokens = [token for delta in deltas for token in delta.tokens]
-        choice = {
-            "index": 0,
-            **self._text("".join(delta.text for delta in deltas)),
-            "logprobs": self._logprobs(tokens) if self._terms.logprobs else None,
-            "finish_reason": summary.finish_reason.value,
-        }
-        return self._object(self.whole_kind, [choice]) | {"usage": usage_object(summary)}
+        choices = [self._choice(index) for index in range(self._terms.choices)]
+        return self._object(self.whole_kind, choices) | {"usage": self._usage()}
 
     @abc.abstractmethod
-    def _text(self, text: str) -> JsonObject:
-        """The member of a choice that holds the whole text."""
+    def _choice(self, index: int) -> JsonObject:
+        """A whole choice."""
 
-    @abc.abstractmethod
-    def _addition(self, text: str | None) -> JsonObject:
-        """The member of a chunk's choice that adds to the text; None adds nothing any more."""
-
-    @abc.abstractmethod
-    def _logprobs(self, tokens: Sequence[GeneratedToken]) -> JsonObject:
-        """The ``logprobs`` member for these tokens."""
+    def _usage(self) -> JsonObject:
+        return usage_object(self.summaries, self._terms.n)
 
     def _chunk(
         self,
-        addition: JsonObject,
+        index: int,
+        addition: Mapping[str, object],
         *,
-        logprobs: JsonObject | None = None,
+        logprobs: Mapping[str, object] | None = None,
         finish_reason: str | None = None,
     ) -> JsonObject:
-        choice = {"index": 0, **addition, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {"index": index, **addition, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = self._object(self.chunk_kind, [choice])
         return chunk | {"usage": None} if self._terms.include_usage else chunk
 
@@ -132,61 +181,58 @@ class Reply(abc.ABC):
             "choices": choices,
         }
 
-    def _bytes(self, token_id: int) -> bytes:
-        return self._terms.tokenizer.piece(token_id, special=True)
 
-
-class ChatReply(Reply):
-    """``chat.completion`` and ``chat.completion.chunk``."""
-
-    whole_kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def opening(self) -> list[JsonObject]:
-        """The chunk that names the role."""
-        return [self._chunk({"delta": {"role": "assistant", "content": "", "refusal": None}})]
-
-    def _text(self, text: str) -> JsonObject:
-        return {
-            "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        }
-
-    def _addition(self, text: str | None) -> JsonObject:
-        return {"delta": {} if text is None else {"content": text}}
-
-    def _logprobs(self, tokens: Sequence[GeneratedToken]) -> JsonObject:
-        return {"content": [self._content_entry(token) for token in tokens], "refusal": None}
-
-    def _content_entry(self, token: GeneratedToken) -> JsonObject:
-        top = [self._entry(other.token_id, other.logprob) for other in token.top_logprobs]
-        return {**self._entry(token.token_id, _logprob(token)), "top_logprobs": top}
-
-    def _entry(self, token_id: int, logprob: float) -> JsonObject:
-        piece = self._bytes(token_id)
-        return {"token": _decoded(piece), "bytes": list(piece), "logprob": max(logprob, UNLIKELY)}
-
-
-class CompletionReply(Reply):
-    """``text_completion``, streamed or not. One object serves one answer: it counts characters."""
+class CompletionReply(ChoicesReply):
+    """``text_completion``, streamed or not."""
 
     whole_kind = "text_completion"
     chunk_kind = "text_completion"
 
     def __init__(self, terms: ReplyTerms) -> None:
         super().__init__(terms)
-        self._characters = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._state = [_Completion(terms.tokenizer) for _ in range(terms.choices)]
 
-    def _text(self, text: str) -> JsonObject:
-        return {"text": text}
+    def _piece(self, index: int, delta: TextDelta) -> list[JsonObject]:
+        state = self._state[index]
+        state.texts.append(delta.text)
+        logprobs = None
+        if self._terms.logprobs and delta.tokens:
+            logprobs = state.logprobs(delta.tokens)
+            state.told.append(logprobs)
+        if not delta.text and logprobs is None:
+            return []
+        return [self._chunk(index, {"text": delta.text}, logprobs=logprobs)]
 
-    def _addition(self, text: str | None) -> JsonObject:
-        return {"text": text or ""}
+    def _end(self, index: int, summary: GenerationSummary) -> list[JsonObject]:
+        return [self._chunk(index, {"text": ""}, finish_reason=summary.finish_reason.value)]
 
-    def _logprobs(self, tokens: Sequence[GeneratedToken]) -> JsonObject:
+    def _choice(self, index: int) -> JsonObject:
+        state = self._state[index]
         return {
-            "tokens": [_decoded(self._bytes(token.token_id)) for token in tokens],
-            "token_logprobs": [max(_logprob(token), UNLIKELY) for token in tokens],
+            "index": index,
+            "text": "".join(state.texts),
+            "logprobs": _joined(state.told) if self._terms.logprobs else None,
+            "finish_reason": self._summaries[index].finish_reason.value,
+        }
+
+
+@dataclass(slots=True)
+class _Completion:
+    """One choice so far; it counts characters."""
+
+    tokenizer: Tokenizer
+    texts: list[str] = field(default_factory=list)
+    told: list[dict[str, list[object]]] = field(default_factory=list)
+    _characters: int = 0
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+
+    def logprobs(self, tokens: Sequence[GeneratedToken]) -> dict[str, list[object]]:
+        """The ``logprobs`` member for these tokens."""
+        return {
+            "tokens": [decoded(self._bytes(token.token_id)) for token in tokens],
+            "token_logprobs": [max(logprob_of(token), UNLIKELY) for token in tokens],
             "top_logprobs": [self._alternatives(token) for token in tokens],
             "text_offset": [self._offset(token) for token in tokens],
         }
@@ -195,8 +241,8 @@ class CompletionReply(Reply):
         """The most likely tokens and the chosen one; of two with the same text, the likelier."""
         found: dict[str, float] = {}
         others = [(other.token_id, other.logprob) for other in token.top_logprobs]
-        for token_id, logprob in [*others, (token.token_id, _logprob(token))]:
-            found.setdefault(_decoded(self._bytes(token_id)), max(logprob, UNLIKELY))
+        for token_id, logprob in [*others, (token.token_id, logprob_of(token))]:
+            found.setdefault(decoded(self._bytes(token_id)), max(logprob, UNLIKELY))
         return found
 
     def _offset(self, token: GeneratedToken) -> int:
@@ -205,8 +251,17 @@ class CompletionReply(Reply):
         self._characters += len(self._decoder.decode(self._bytes(token.token_id)))
         return offset
 
+    def _bytes(self, token_id: int) -> bytes:
+        return self.tokenizer.piece(token_id, special=True)
 
-def _logprob(token: GeneratedToken) -> float:
+
+def _joined(parts: Sequence[dict[str, list[object]]]) -> JsonObject:
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return {name: [item for part in parts for item in part[name]] for name in names}
+
+
+def logprob_of(token: GeneratedToken) -> float:
+    """The token's log-probability; raises :class:`InternalError` if it came without."""
     if token.logprob is None:
         raise InternalError(
             f"the token at position {token.position} came without the log-probability asked for"
@@ -214,5 +269,6 @@ def _logprob(token: GeneratedToken) -> float:
     return token.logprob
 
 
-def _decoded(piece: bytes) -> str:
+def decoded(piece: bytes) -> str:
+    """A token's text; bytes that are no characters become U+FFFD."""
     return piece.decode("utf-8", "replace")

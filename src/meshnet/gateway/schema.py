@@ -6,34 +6,41 @@ parameter out. Three kinds of parameters are not fields of the models below:
 * refused, if they are set to anything but a value that changes nothing: the ``REFUSED`` tables.
   They ask for something that isn't offered, so an answer without it would be a wrong answer;
 * ignored, since they change nothing about the text: ``user``, ``metadata``, ``safety_identifier``,
-  ``prediction``, ``prompt_cache_*``, ``parallel_tool_calls``;
+  ``prediction``, ``prompt_cache_*``;
 * unknown ones, which are ignored too: clients send the extensions of many servers to each.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from meshnet.domain.errors import InputError, InvalidArgumentError
 from meshnet.domain.sampling import MAX_TOP_LOGPROBS
 
 MAX_STOP_STRINGS = 16
+MAX_CHOICES = 16
+"""Largest ``n``."""
+MAX_TOOLS = 128
+MAX_PROMPTS = 64
+"""Most prompts of one request, and most generations of one."""
 
 _OWN = "own"
 """The type of errors found here, whose messages need nothing added."""
+
+_Strings = str | list[str] | None
+Content = str | list[dict[str, Any]] | None
+"""What a content looks like before it is read."""
 
 Refused = Mapping[str, tuple[object, ...]]
 """Parameter names with the values that ask for nothing."""
 
 REFUSED_IN_CHAT: Refused = {
-    "n": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -47,7 +54,6 @@ REFUSED_IN_CHAT: Refused = {
     "web_search_options": (),
 }
 REFUSED_IN_COMPLETION: Refused = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -56,11 +62,11 @@ REFUSED_IN_MESSAGE: Refused = {
     "audio": (),
     "function_call": (),
     "refusal": ("",),
-    "tool_calls": ([],),
 }
+REFUSED_IN_FUNCTION: Refused = {"strict": (False,)}
 
 
-def _content(value: object) -> str:
+def text_parts(value: object, kinds: tuple[str, ...] = ("text",)) -> str:
     """Text, or text parts joined by line ends; null is empty text."""
     if value is None or isinstance(value, str):
         return value or ""
@@ -70,7 +76,7 @@ def _content(value: object) -> str:
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text") if isinstance(part, dict) else None
-        if kind != "text":
+        if kind not in kinds:
             raise PydanticCustomError(
                 _OWN,
                 "part {index} has the type {kind}, but only text parts are offered",
@@ -82,6 +88,10 @@ def _content(value: object) -> str:
             )
         texts.append(text)
     return "\n".join(texts)
+
+
+def _content(value: object) -> str:
+    return text_parts(value)
 
 
 def _stop(value: object) -> tuple[str, ...]:
@@ -100,53 +110,105 @@ def _stop(value: object) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _prompt(value: object) -> str | tuple[int, ...]:
-    """Text or token ids, or a list that holds one of either."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
+def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+    """Text or token ids, or a list of either."""
     if isinstance(value, str):
-        return value
+        return (value,)
     if isinstance(value, list):
-        if all(type(item) is int for item in value):
-            return tuple(value)
-        if len(value) > 1 and all(isinstance(item, str | list) for item in value):
+        if len(value) > MAX_PROMPTS and isinstance(value[0], str | list):
             raise PydanticCustomError(
-                _OWN, "only one prompt a request is offered; send a request for each"
+                _OWN,
+                "{count} prompts are too many; send {limit} at most",
+                {"count": len(value), "limit": MAX_PROMPTS},
             )
+        if value and all(isinstance(item, str) or _is_tokens(item) for item in value):
+            return tuple(item if isinstance(item, str) else tuple(item) for item in value)
+        if _is_tokens(value):
+            return (tuple(value),)
     raise PydanticCustomError(
-        _OWN, "must be a string, a list of token ids, or a list that holds one of these"
+        _OWN, "must be a string, a list of token ids, or a list of strings or of such lists"
     )
 
 
-class _Body(BaseModel):
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _finite(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, which answers repeat as JSON: infinity and NaN could be written by no answer."""
+    unseen: list[object] = [schema]
+    while unseen:
+        value = unseen.pop()
+        if isinstance(value, dict):
+            unseen += value.values()
+        elif isinstance(value, list):
+            unseen += value
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise PydanticCustomError(_OWN, "must hold finite numbers alone, none beyond 1.8e308")
+    return schema
+
+
+class Body(BaseModel):
     """What all bodies share; parameters that aren't fields stay in ``model_extra``."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
 
 
-class Message(_Body):
+class CalledFunction(Body):
+    """What an earlier call called."""
+
+    name: str
+    arguments: str
+    """The text of a JSON object."""
+
+
+class EarlierCall(Body):
+    """A call in a turn that is over."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, PlainValidator(_content)] = ""
+    content: Annotated[str, PlainValidator(_content, json_schema_input_type=Content)] = ""
+    reasoning_content: str | None = None
     name: str | None = None
+    tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
 
 
-class GenerationBody(_Body):
+class OfferedFunction(Body):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_finite)] | None = None
+    """A JSON schema of the arguments."""
+
+
+class Tool(Body):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: OfferedFunction
+
+
+class SamplingBody(Body):
     """Parameters of every generation. Their bounds are :class:`SamplingParams`' own."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(_stop)] = ()
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop, json_schema_input_type=_Strings)] = ()
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     temperature: float | None = None
     top_p: float | None = None
@@ -158,10 +220,21 @@ class GenerationBody(_Body):
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
 
 
+class GenerationBody(SamplingBody):
+    """Parameters of answers with numbered choices."""
+
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+
+
 class ChatBody(GenerationBody):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -170,11 +243,14 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """The body of ``POST /v1/completions``."""
 
-    prompt: Annotated[str | tuple[int, ...], PlainValidator(_prompt)]
+    prompt: Annotated[
+        tuple[str | tuple[int, ...], ...],
+        PlainValidator(_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]),
+    ]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
 
-BodyT = TypeVar("BodyT", bound=_Body)
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse(kind: type[BodyT], body: bytes) -> BodyT:
@@ -196,7 +272,7 @@ def parse(kind: type[BodyT], body: bytes) -> BodyT:
     raise InvalidArgumentError(field, f"{problem}, but it is {_short(first['input'])}")
 
 
-def refuse(body: _Body, refused: Refused, where: str = "") -> None:
+def refuse(body: Body, refused: Refused, where: str = "") -> None:
     """Raise :class:`InvalidArgumentError` if ``body`` asks for something that isn't offered."""
     for name, value in (body.model_extra or {}).items():
         neutral = refused.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from meshnet.domain.errors import InvalidArgumentError, LayerRangeError, MeshnetError
@@ -12,6 +12,7 @@ from meshnet.domain.ids import Address
 from meshnet.domain.layers import require_chain
 from meshnet.domain.nodes import Capability, HealthReport, Hop
 from meshnet.domain.recipe import Fingerprint
+from meshnet.domain.tensors import DType
 from meshnet.transport.channel import ChannelPool
 
 ASK_SECONDS = 10.0
@@ -29,11 +30,32 @@ class Chain:
     fingerprint: Fingerprint
     context_length: int
     architecture: str
+    dtypes: tuple[DType, ...] = (DType.FLOAT32,)
+    """What every node takes and gives at a seam."""
+    boundary_dtype: DType = DType.FLOAT32
+    """What the seams carry; the fingerprint is that of the recipe with it."""
 
     @property
     def head(self) -> Hop:
         """Where generations start."""
         return self.hops[0]
+
+    def with_boundary(self, dtype: DType) -> Chain:
+        """The same chain, whose seams carry ``dtype`` instead of float32.
+
+        Raises ``InvalidArgumentError`` if a node doesn't take that.
+        """
+        if self.boundary_dtype is not DType.FLOAT32:
+            raise InvalidArgumentError(
+                "boundary", f"the chain's seams carry {self.boundary_dtype.value} already"
+            )
+        if dtype not in self.dtypes:
+            known = ", ".join(each.value for each in self.dtypes)
+            raise InvalidArgumentError(
+                "boundary", f"the chain's nodes all take {known}, but not {dtype.value}"
+            )
+        fingerprint = self.fingerprint.with_boundary(dtype)
+        return replace(self, fingerprint=fingerprint, boundary_dtype=dtype)
 
 
 def assemble_chain(found: Sequence[tuple[Address, Capability]]) -> Chain:
@@ -53,6 +75,11 @@ def assemble_chain(found: Sequence[tuple[Address, Capability]]) -> Chain:
         first.fingerprint,
         min(capability.context_length for _, capability in found),
         first.architecture,
+        tuple(
+            dtype
+            for dtype in first.dtypes
+            if all(dtype in capability.dtypes for _, capability in found)
+        ),
     )
 
 

@@ -27,18 +27,20 @@ from meshnet.domain.frames import (
     GrantTokens,
     SeamReply,
     SessionFailed,
-    SessionKey,
+    SessionOpened,
     SessionTerms,
     TokenReply,
 )
-from meshnet.domain.generation import FinishReason, GenerationSpec
-from meshnet.domain.ids import new_route_session_id
+from meshnet.domain.generation import FinishReason, GenerationSpec, Speculation
+from meshnet.domain.ids import SessionKey, new_route_session_id
 from meshnet.domain.nodes import Capability, HealthReport, Hop, HopTimings
+from meshnet.domain.tracing import NO_TRACER, TraceContext, Tracer
 from meshnet.engine.tokenizer import Tokenizer
 from meshnet.session.chain import Chain, ask_health
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
 from meshnet.session.template import ChatTemplate
 from meshnet.session.text import TextStream
+from meshnet.session.tracing import traced
 from meshnet.transport.channel import ChannelPool, SeamChannel
 
 OPEN_SECONDS = 10.0
@@ -52,8 +54,16 @@ class ChainModel:
     """A model served by a chain of nodes; it fulfils ``ModelService``."""
 
     def __init__(
-        self, name: str, tokenizer: Tokenizer, chain: Chain, channels: ChannelPool
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        chain: Chain,
+        channels: ChannelPool,
+        tracer: Tracer = NO_TRACER,
+        speculation: Speculation = Speculation.AUTO,
     ) -> None:
+        self._tracer = tracer
+        self._speculation = speculation
         self._name = name
         self._tokenizer = tokenizer
         self._chain = chain
@@ -89,7 +99,7 @@ class ChainModel:
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> tuple[int, ...]:
         """Render the model's own chat template and tokenise it; raises ``TemplateError``."""
-        text = self._template.render(messages, tools=tools)
+        text = self._template.prompt(messages, tools)
         # Templates write the beginning-of-sequence token themselves where the model wants one.
         bos = self._tokenizer.bos_token
         add_special = not (bos and text.startswith(bos))
@@ -103,13 +113,16 @@ class ChainModel:
         """Every node of the chain, head first; raises ``NodeError`` if one can't be asked."""
         return await ask_health(self._channels, self._chain)
 
-    async def generate(
-        self, request: TextRequest
-    ) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
         """See :class:`~meshnet.session.service.ModelService`."""
+        return traced(self._tracer, self._name, request, self._generate)
+
+    async def _generate(
+        self, request: TextRequest, trace: TraceContext
+    ) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
         started = time.perf_counter()
         spec = self._spec(request)
-        terms = self._terms(request)
+        terms = self._terms(request, trace)
         inbox = _Inbox(await self._channel(request.timeout_seconds), self._chain.head)
         try:
             inbox.send(Generate(inbox.handle, terms, spec, token_credits=TOKEN_CREDITS))
@@ -145,14 +158,16 @@ class ChainModel:
             request.sampling,
             room if asked is None else min(asked, room),
             frozenset() if request.ignore_end else self._tokenizer.end_of_generation,
+            request.speculation or self._speculation,
         )
 
-    def _terms(self, request: TextRequest) -> SessionTerms:
+    def _terms(self, request: TextRequest, trace: TraceContext) -> SessionTerms:
         return SessionTerms(
             SessionKey(new_route_session_id(), 0),
             self._chain.fingerprint,
             self._chain.hops,
             time.time_ns() + int(request.timeout_seconds * 1e9),
+            trace,
         )
 
 
@@ -217,11 +232,12 @@ class _Reader:
     """Turns replies into text events, and counts."""
 
     def __init__(self, tokenizer: Tokenizer, request: TextRequest, started: float) -> None:
-        self._text = TextStream(tokenizer, request.stop)
+        self._text = TextStream(tokenizer, request.stop, shown=request.shown_tokens)
         self._request = request
         self._started = started
         self._first: float | None = None
         self._tokens = 0
+        self._cached = 0
 
     async def events(self, inbox: _Inbox) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
         deadline = self._started + self._request.timeout_seconds + DEADLINE_SLACK_SECONDS
@@ -234,6 +250,8 @@ class _Reader:
                     return
                 if self._tokens % GRANT_AFTER == 0:
                     inbox.send(GrantTokens(inbox.handle, GRANT_AFTER))
+            elif isinstance(reply, SessionOpened):
+                self._cached = reply.cached_tokens
             elif isinstance(reply, GenerationDone):
                 rest = self._text.finish()
                 if rest:
@@ -257,5 +275,6 @@ class _Reader:
             first - self._started,
             now - self._started,
             self._text.stopped,
+            self._cached,
             timings,
         )

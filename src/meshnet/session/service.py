@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from meshnet.domain.errors import InvalidArgumentError
-from meshnet.domain.generation import FinishReason, GeneratedToken
+from meshnet.domain.generation import FinishReason, GeneratedToken, Speculation
 from meshnet.domain.nodes import Capability, HealthReport, HopTimings
 from meshnet.domain.sampling import SamplingParams
 from meshnet.engine.tokenizer import Tokenizer
@@ -26,8 +26,12 @@ class TextRequest:
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
     """Go on past the model's own end-of-generation tokens."""
+    speculation: Speculation | None = None
+    """Whether to guess ahead; None leaves it to the model's service."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     """The generation as a whole ends with ``DeadlineExceededError`` after this."""
+    shown_tokens: frozenset[int] = frozenset()
+    """Control tokens whose names are a part of the text; the others have none."""
 
     def __post_init__(self) -> None:
         if any(not stop for stop in self.stop):
@@ -58,6 +62,8 @@ class GenerationSummary:
     seconds_to_first_token: float
     seconds: float
     stop_string: str | None = None
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those that an earlier generation's caches stood for."""
     timings: tuple[HopTimings, ...] = ()
 
 
@@ -85,7 +91,10 @@ class ModelService(Protocol):
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> tuple[int, ...]:
-        """Render the model's own chat template and tokenise it; raises ``TemplateError``."""
+        """Render the model's own chat template and tokenise it; raises ``TemplateError``.
+
+        An assistant's turn at the end is a beginning that the answer goes on from.
+        """
 
     def prompt_from_text(self, text: str) -> tuple[int, ...]:
         """Tokenise plain text, with the beginning-of-sequence token if the model wants one."""

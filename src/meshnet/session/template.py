@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -14,6 +16,7 @@ import jinja2
 from meshnet.domain.errors import InvalidArgumentError, TemplateError
 from meshnet.session.meter import RenderLimits
 from meshnet.session.sandbox import MeteredEnvironment
+from meshnet.session.tools.families import THOUGHTS
 
 _FILENAME: Final = "<chat template>"
 _PROBE: Final = "probe-1a2b3c"
@@ -33,6 +36,40 @@ _FAULTS: Final = (
 """What a template's expressions can raise."""
 
 Message = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _CallForm:
+    """How a template wants to be told of calls."""
+
+    as_text: bool
+    """Arguments as the text of a JSON object, not as the object."""
+    without_content: bool
+    """A turn of nothing but calls has no content, rather than an empty one."""
+
+    def of(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message in this form, if it has calls."""
+        if not message.get("tool_calls"):
+            return message
+        calls = [self._call(call) for call in message["tool_calls"]]
+        content = message.get("content") or (None if self.without_content else "")
+        return {**message, "content": content, "tool_calls": calls}
+
+    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call["function"]
+        if not self.as_text:
+            return call
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
+
+
+_CALL_FORMS: Final = (
+    _CallForm(as_text=False, without_content=False),
+    _CallForm(as_text=True, without_content=False),
+    _CallForm(as_text=False, without_content=True),
+    _CallForm(as_text=True, without_content=True),
+)
+"""In the order in which they are tried."""
 
 
 class ChatTemplate:
@@ -67,14 +104,36 @@ class ChatTemplate:
         """The prompt for ``messages``, each with a ``role`` and a ``content``.
 
         Content is a text, absent, or a list of parts ``{"type": "text", "text": ...}``; it is
-        handed to the template in the form that the template can read. ``extra`` are further
+        handed to the template in the form that the template can read. So are ``tool_calls``, whose
+        arguments are objects here, as Hugging Face's templates expect. ``extra`` are further
         variables of the template. Raises :class:`TemplateError` with the template's own words and
         line, and :class:`InvalidArgumentError` for a message of another form.
         """
         given = [_message(index, message) for index, message in enumerate(messages)]
         if any(isinstance(message.get("content"), str | list) for message in given):
             given = [{**message, **self._readable(message)} for message in given]
+        if any(message.get("tool_calls") for message in given):
+            given = [self._call_form.of(message) for message in given]
         return self._render(given, add_generation_prompt, tools, extra)
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
+    ) -> str:
+        """The prompt for the turn that follows ``messages``; raises as :meth:`render` does.
+
+        An assistant's text at the end is the beginning of that turn. Where the template begins
+        it with reasoning, that is over: the text is a part of the answer.
+        """
+        last = messages[-1] if messages else {}
+        if last.get("role") != "assistant" or last.get("tool_calls"):
+            return self.render(messages, tools=tools)
+        content = _joined(_message(len(messages) - 1, last).get("content") or "")
+        begun = self.render(messages[:-1], tools=tools)
+        for opening, closing in THOUGHTS:
+            if content and begun.rstrip().endswith(opening):
+                thought = last.get("reasoning_content") or ""
+                begun = f"{begun}{thought}\n{closing}\n\n"
+        return begun + content
 
     def _render(
         self,
@@ -132,7 +191,7 @@ class ChatTemplate:
         """The content in a form that the template reads."""
         content = message.get("content")
         if isinstance(content, list) and not self._reads_parts:
-            return {"content": "\n".join(part["text"] for part in content)}
+            return {"content": _joined(content)}
         if isinstance(content, str) and not self._reads_text and self._reads_parts:
             return {"content": [{"type": "text", "text": content}]}
         return {}
@@ -147,9 +206,29 @@ class ChatTemplate:
         # A template that only knows text prints the list as such, in Python's or JSON's notation.
         return _PROBE in shown and "'text'" not in shown and '"text"' not in shown
 
-    def _probe(self, content: object) -> str:
+    @functools.cached_property
+    def _call_form(self) -> _CallForm:
+        """The form of calls that the template writes; the usual one if it writes none."""
+        function: dict[str, object] = {"name": "f", "arguments": {_PROBE: 1}}
+        call = {"id": "123456789", "type": "function", "function": function}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        schema = {"type": "object", "properties": {}}
+        tool = {"name": "f", "description": "", "parameters": schema}
+        tools = [{"type": "function", "function": tool}]
+        for form in _CALL_FORMS:
+            shown = self._probe("?", form.of(turn), tools=tools)
+            if _PROBE in shown and f"'{_PROBE}'" not in shown:
+                return form
+        return _CALL_FORMS[0]
+
+    def _probe(
+        self,
+        content: object,
+        *more: Message,
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> str:
         try:
-            return self._render([{"role": "user", "content": content}], False, None, {})  # noqa: FBT003
+            return self._render([{"role": "user", "content": content}, *more], False, tools, {})  # noqa: FBT003
         except TemplateError:
             return ""
 
@@ -185,6 +264,10 @@ def _part(index: int, part: object) -> dict[str, str]:
     if not isinstance(text, str):
         raise InvalidArgumentError(f"messages[{index}].content", "a text part needs a text")
     return {"type": "text", "text": text}
+
+
+def _joined(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _raise_exception(message: object) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.engine.tokenizer import Tokenizer
@@ -16,16 +16,22 @@ class TextStream:
     become U+FFFD as soon as that is certain. Text that a stop string may begin with is held back.
     The stop string that ends first in the text wins, the longest among those that end together;
     the text before it is given out, and nothing from it on. Neither the tokens that end a
-    generation nor control tokens have text, the latter unless ``special``.
+    generation nor control tokens have text, the latter unless ``special`` or ``shown``.
 
     Raises :class:`InvalidArgumentError` for an empty stop string.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, special: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        special: bool = False,
+        shown: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._special = special
+        self._shown = shown
         self._stops = tuple(_StopString(stop) for stop in stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -39,7 +45,8 @@ class TextStream:
         """
         if token_id in self._tokenizer.end_of_generation:
             return ""
-        piece = self._tokenizer.piece(token_id, special=self._special)
+        special = self._special or token_id in self._shown
+        piece = self._tokenizer.piece(token_id, special=special)
         return self._advance(self._decoder.decode(piece))
 
     def finish(self) -> str:

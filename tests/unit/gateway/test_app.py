@@ -73,8 +73,26 @@ async def test_models_are_listed_and_shown() -> None:
     [
         ("GET", "/", 404, "unknown_url"),
         ("GET", "/docs", 404, "unknown_url"),
-        ("GET", "/openapi.json", 404, "unknown_url"),
-        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        *(
+            ("POST", path, 404, "unknown_url")
+            for path in (
+                "/v1/embeddings",
+                "/v1/audio/speech",
+                "/v1/audio/transcriptions",
+                "/v1/images/generations",
+                "/v1/files",
+                "/v1/uploads",
+                "/v1/batches",
+                "/v1/fine_tuning/jobs",
+                "/v1/assistants",
+                "/v1/threads",
+                "/v1/vector_stores",
+                "/v1/moderations",
+                "/v1/realtime/sessions",
+            )
+        ),
+        ("GET", "/v1/responses/resp_1", 404, "unknown_url"),
+        ("DELETE", "/v1/chat/completions/chatcmpl-1", 404, "unknown_url"),
         ("POST", "/v1/chat/completions/", 404, "unknown_url"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models/scripted", 405, "method_not_allowed"),
@@ -87,7 +105,9 @@ async def test_what_isnt_offered_is_refused_in_openais_shape(
     async with client_of(ScriptedModel()) as client:
         response = await client.request(method, path, headers={"origin": "http://evil.example"})
     assert response.status_code == status
-    assert error_of(response)["code"] == code
+    told = error_of(response)
+    assert (told["code"], told["type"]) == (code, "invalid_request_error")
+    assert "POST /v1/chat/completions" in told["message"]
     assert ("allow" in response.headers) == (status == 405)
     assert not [name for name in response.headers if name.startswith("access-control")]
 
@@ -271,3 +291,33 @@ async def test_health_is_503_if_a_node_cant_be_asked_or_not_in_time() -> None:
     assert response.json()["reason"] == (
         "away: node b can't be reached; slow: its nodes didn't answer within 0.05 s"
     )
+
+
+async def test_one_request_too_many_is_told_to_come_back_before_its_body_is_read() -> None:
+    waiting = ScriptedModel(Script("abc", delay_seconds=5.0))
+    async with client_of(waiting, config=GatewayConfig(max_requests=2)) as client:
+        served = [
+            asyncio.create_task(client.post("/v1/chat/completions", json=CHAT)) for _ in range(2)
+        ]
+        await asyncio.sleep(0.05)
+
+        asked_for = 0
+
+        async def body() -> AsyncIterator[bytes]:
+            nonlocal asked_for
+            asked_for += 1
+            yield b""
+
+        headers = {"content-type": "application/json"}
+        refused = await client.post("/v1/chat/completions", content=body(), headers=headers)
+        assert (refused.status_code, asked_for) == (429, 0)
+        assert refused.headers["retry-after"] == "1"
+        assert error_of(refused)["code"] == "resource_exhausted"
+        assert (await client.get("/v1/models")).status_code == 200
+        for each in served:
+            each.cancel()
+        await asyncio.wait(served)
+        again = client_of(ScriptedModel(), config=GatewayConfig(max_requests=1))
+        async with again as free:
+            for _ in range(3):
+                assert (await free.post("/v1/chat/completions", json=CHAT)).status_code == 200

@@ -1,4 +1,5 @@
 import json
+import math
 from typing import Any
 
 import pytest
@@ -7,12 +8,29 @@ from hypothesis import strategies as st
 
 from meshnet.domain.errors import InputError, InvalidArgumentError, ModelNotFoundError
 from meshnet.domain.sampling import SamplingParams
-from meshnet.gateway.openai import COMPLETION_MAX_TOKENS, Call, Defaults, read_chat, read_completion
+from meshnet.gateway.openai import (
+    COMPLETION_MAX_TOKENS,
+    Call,
+    Defaults,
+    choice_seed,
+    read_chat,
+    read_completion,
+)
 from meshnet.gateway.schema import REFUSED_IN_CHAT, ChatBody, CompletionBody
 from tests.support.scripted_model import ScriptedModel
 
 DEFAULTS = Defaults(seed=7, timeout_seconds=60.0)
 HELLO = [{"role": "user", "content": "hello"}]
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+INFINITE = {"type": "object", "properties": {"a": {"maximum": math.inf}}}
+
+
+def calling(arguments: str, role: str = "assistant") -> dict[str, object]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "call-1", "type": "function", "function": function}
+    return {"role": role, "content": None, "tool_calls": [call]}
 
 
 def chat(served: ScriptedModel | None = None, **parameters: object) -> Call:
@@ -36,11 +54,11 @@ def field_of_refusal(read: Any, **parameters: object) -> str:
 
 def test_a_bare_chat_request_samples_from_the_plain_distribution_without_a_limit() -> None:
     call = chat()
-    assert call.request.sampling == SamplingParams(seed=7)
-    assert call.request.max_new_tokens is None
-    assert call.request.stop == ()
-    assert call.request.timeout_seconds == 60.0
-    assert bytes(call.request.prompt) == b"user: hello\n"
+    assert call.requests[0].sampling == SamplingParams(seed=7)
+    assert call.requests[0].max_new_tokens is None
+    assert call.requests[0].stop == ()
+    assert call.requests[0].timeout_seconds == 60.0
+    assert bytes(call.requests[0].prompt) == b"user: hello\n"
     assert (call.stream, call.include_usage) == (False, False)
 
 
@@ -62,7 +80,7 @@ def test_every_sampling_parameter_arrives() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    assert call.request.sampling == SamplingParams(
+    assert call.requests[0].sampling == SamplingParams(
         temperature=0.0,
         top_p=0.5,
         top_k=40,
@@ -75,15 +93,15 @@ def test_every_sampling_parameter_arrives() -> None:
         logprobs=True,
         top_logprobs=3,
     )
-    assert call.request.max_new_tokens == 9
-    assert call.request.stop == ("a", "b")
+    assert call.requests[0].max_new_tokens == 9
+    assert call.requests[0].stop == ("a", "b")
     assert (call.stream, call.include_usage) == (True, True)
 
 
 def test_null_is_the_same_as_leaving_a_parameter_out() -> None:
     names = set(ChatBody.model_fields) | set(REFUSED_IN_CHAT) | {"user", "metadata"}
     names -= {"model", "messages"}
-    assert chat(**dict.fromkeys(names)).request == chat().request
+    assert chat(**dict.fromkeys(names)).requests == chat().requests
 
 
 def test_values_that_change_nothing_and_unknown_parameters_are_let_through() -> None:
@@ -100,16 +118,31 @@ def test_values_that_change_nothing_and_unknown_parameters_are_let_through() -> 
         parallel_tool_calls=True,
         some_other_servers_extension={"x": [1]},
     )
-    assert call.request == chat().request
+    assert call.requests == chat().requests
 
 
 @pytest.mark.parametrize(
     ("parameters", "field"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": 0}, "n"),
         ({"n": True}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": INFINITE}}]},
+            "tools[0].function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+            "tools[0].function.strict",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -158,7 +191,15 @@ def test_values_that_change_nothing_and_unknown_parameters_are_let_through() -> 
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].function",
+        ),
+        ({"messages": [calling("{", role="user")]}, "messages[0].tool_calls"),
+        *(
+            (
+                {"messages": [*HELLO, calling(arguments)]},
+                "messages[1].tool_calls[0].function.arguments",
+            )
+            for arguments in ("{", "[]", "NaN", '{"a": NaN}', '{"a": -1e999}', "[" * 9999)
         ),
     ],
 )
@@ -174,8 +215,10 @@ def test_a_chat_request_that_cant_be_done_as_asked_is_refused_by_name(
         ({"prompt": None}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": ["one", "two"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["one", ""]}, "prompt"),
+        ({"prompt": ["one", 2]}, "prompt"),
+        ({"prompt": ["one"] * 65}, "prompt"),
+        ({"prompt": ["one"] * 5, "n": 13}, "n"),
         ({"prompt": [1, True]}, "prompt"),
         ({"prompt": [1, -1]}, "prompt"),
         ({"prompt": [10**9]}, "prompt"),
@@ -195,18 +238,36 @@ def test_a_completion_request_that_cant_be_done_as_asked_is_refused_by_name(
 
 @pytest.mark.parametrize("prompt", ["hi", ["hi"], [104, 105], [[104, 105]]])
 def test_a_prompt_comes_as_text_or_token_ids_alone_or_in_a_list(prompt: object) -> None:
-    assert completion(prompt=prompt).request.prompt == (104, 105)
+    assert completion(prompt=prompt).requests[0].prompt == (104, 105)
+
+
+def test_several_prompts_have_n_choices_each_in_their_order() -> None:
+    call = completion(prompt=["one", [104, 105], "two"], n=2, seed=5)
+    prompts = [bytes(request.prompt) for request in call.requests]
+    assert prompts == [b"one", b"one", b"hi", b"hi", b"two", b"two"]
+    seeds = [request.sampling.seed for request in call.requests]
+    assert seeds == seeds[:2] * 3
+    assert call.n == 2
+
+
+@given(seed=st.integers(0, 2**64 - 1))
+def test_choices_have_seeds_of_their_own_that_the_request_s_seed_decides(seed: int) -> None:
+    seeds = [request.sampling.seed for request in chat(seed=seed, n=16).requests]
+    assert seeds[0] == seed
+    assert len(set(seeds)) == 16
+    assert seeds == [choice_seed(seed, index) for index in range(16)]
+    assert not set(seeds[1:]) & {choice_seed((seed + 1) % 2**64, index) for index in range(16)}
 
 
 def test_completions_keep_openais_defaults() -> None:
     call = completion()
-    assert call.request.max_new_tokens == COMPLETION_MAX_TOKENS
-    assert not call.request.sampling.logprobs
-    assert completion(max_tokens=500).request.max_new_tokens == 500
+    assert call.requests[0].max_new_tokens == COMPLETION_MAX_TOKENS
+    assert not call.requests[0].sampling.logprobs
+    assert completion(max_tokens=500).requests[0].max_new_tokens == 500
 
 
 def test_completions_logprobs_zero_asks_for_the_chosen_token_alone() -> None:
-    sampling = completion(logprobs=0).request.sampling
+    sampling = completion(logprobs=0).requests[0].sampling
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 0)
 
 
@@ -233,12 +294,12 @@ def test_messages_reach_the_template_as_plain_text_turns() -> None:
 
 
 def test_a_negative_seed_is_taken_as_64_bits() -> None:
-    assert chat(seed=-1).request.sampling.seed == 2**64 - 1
-    assert chat(seed=0).request.sampling.seed == 0
+    assert chat(seed=-1).requests[0].sampling.seed == 2**64 - 1
+    assert chat(seed=0).requests[0].sampling.seed == 0
 
 
 def test_top_p_of_zero_leaves_the_most_likely_token() -> None:
-    sampling = chat(top_p=0, top_k=50).request.sampling
+    sampling = chat(top_p=0, top_k=50).requests[0].sampling
     assert (sampling.top_p, sampling.top_k) == (1.0, 1)
 
 
@@ -274,4 +335,4 @@ def test_any_json_object_is_a_request_or_an_input_error(parameters: dict[str, ob
         except InputError as error:
             assert error.message
         else:
-            assert call.request.prompt
+            assert all(request.prompt for request in call.requests)

@@ -1,5 +1,7 @@
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +12,18 @@ from meshnet.domain.errors import InternalError
 from meshnet.domain.generation import FinishReason, GeneratedToken
 from meshnet.domain.sampling import TokenLogprob
 from meshnet.engine.tokenizer import ByteTokenizer
-from meshnet.gateway.replies import ChatReply, CompletionReply, Reply, ReplyTerms, sse
+from meshnet.gateway.chatreply import ChatReply
+from meshnet.gateway.replies import CompletionReply, Reply, ReplyTerms, sse, usage_object
 from meshnet.session.service import GenerationSummary, TextDelta
+from meshnet.session.tools.parser import OutputTerms
 
-SUMMARY = GenerationSummary(FinishReason.STOP, 5, 2, 0.1, 0.2)
-USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+SUMMARY = GenerationSummary(FinishReason.STOP, 5, 2, 0.1, 0.2, cached_tokens=4)
+USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 2,
+    "total_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 
 
 def terms(*, logprobs: bool = False, include_usage: bool = False) -> ReplyTerms:
@@ -26,13 +35,25 @@ def token(text: bytes, logprob: float | None = -0.5, *others: TokenLogprob) -> G
 
 
 def chunks_of(reply: Reply, *deltas: TextDelta) -> list[dict[str, Any]]:
-    pieces = [chunk for delta in deltas for chunk in reply.piece(delta)]
-    return [*reply.opening(), *pieces, *reply.closing(SUMMARY)]
+    events: list[TextDelta | GenerationSummary] = [*deltas, SUMMARY]
+    pieces = [chunk for event in events for chunk in reply.take(0, event)]
+    return [*reply.opening(), *pieces, *reply.closing()]
+
+
+def whole_of(reply: Reply, *deltas: TextDelta) -> dict[str, Any]:
+    for delta in deltas:
+        reply.take(0, delta)
+    reply.take(0, SUMMARY)
+    return reply.whole()
+
+
+def chat_reply(terms: ReplyTerms) -> ChatReply:
+    return ChatReply(terms, OutputTerms())
 
 
 def test_a_chat_answer_is_openais_chat_completion() -> None:
     deltas = [TextDelta("Hel", ()), TextDelta("lo", ())]
-    body = ChatReply(terms()).whole(deltas, SUMMARY)
+    body = whole_of(chat_reply(terms()), *deltas)
     assert body == {
         "id": "id-1",
         "object": "chat.completion",
@@ -57,7 +78,7 @@ def test_a_chat_answer_is_openais_chat_completion() -> None:
 
 
 def test_a_chat_stream_names_the_role_first_and_the_reason_last() -> None:
-    chunks = chunks_of(ChatReply(terms()), TextDelta("Hi", ()))
+    chunks = chunks_of(chat_reply(terms()), TextDelta("Hi", ()))
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk, strict=True)
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -71,24 +92,28 @@ def test_a_chat_stream_names_the_role_first_and_the_reason_last() -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
-@pytest.mark.parametrize("kind", [ChatReply, CompletionReply])
-def test_usage_comes_in_a_last_chunk_without_choices_if_asked_for(kind: type[Reply]) -> None:
+@pytest.mark.parametrize("kind", [chat_reply, CompletionReply])
+def test_usage_comes_in_a_last_chunk_without_choices_if_asked_for(
+    kind: Callable[[ReplyTerms], Reply],
+) -> None:
     *others, last = chunks_of(kind(terms(include_usage=True)), TextDelta("Hi", ()))
     assert (last["choices"], last["usage"]) == ([], USAGE)
     assert all(chunk["usage"] is None for chunk in others)
 
 
-@pytest.mark.parametrize("kind", [ChatReply, CompletionReply])
-def test_a_delta_without_text_makes_a_chunk_only_for_its_logprobs(kind: type[Reply]) -> None:
+@pytest.mark.parametrize("kind", [chat_reply, CompletionReply])
+def test_a_delta_without_text_makes_a_chunk_only_for_its_logprobs(
+    kind: Callable[[ReplyTerms], Reply],
+) -> None:
     silent = TextDelta("", (token(b"H"),))
-    assert kind(terms()).piece(silent) == []
-    assert len(kind(terms(logprobs=True)).piece(silent)) == 1
-    assert kind(terms(logprobs=True)).piece(TextDelta("", ())) == []
+    assert kind(terms()).take(0, silent) == []
+    assert len(kind(terms(logprobs=True)).take(0, silent)) == 1
+    assert kind(terms(logprobs=True)).take(0, TextDelta("", ())) == []
 
 
 def test_chat_logprobs_give_text_bytes_and_alternatives() -> None:
     chosen = token(b"H", -0.5, TokenLogprob(ord("H"), -0.5), TokenLogprob(0xE2, -math.inf))
-    body = ChatReply(terms(logprobs=True)).whole([TextDelta("H", (chosen,))], SUMMARY)
+    body = whole_of(chat_reply(terms(logprobs=True)), TextDelta("H", (chosen,)))
     answer = ChatCompletion.model_validate(body, strict=True)
     assert answer.choices[0].logprobs is not None
     assert answer.choices[0].logprobs.to_dict() == {
@@ -108,7 +133,7 @@ def test_chat_logprobs_give_text_bytes_and_alternatives() -> None:
 
 
 def test_a_completion_answer_is_openais_text_completion() -> None:
-    body = CompletionReply(terms()).whole([TextDelta("Hi", ())], SUMMARY)
+    body = whole_of(CompletionReply(terms()), TextDelta("Hi", ()))
     assert body["object"] == "text_completion"
     assert body["choices"] == [
         {"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "stop"}
@@ -126,7 +151,7 @@ def test_completion_logprobs_count_characters_not_bytes(streamed: bool) -> None:
         TextDelta("b", (token(b"b"),)),
     ]
     reply = CompletionReply(terms(logprobs=True))
-    bodies: list[Any] = [reply.whole(deltas, SUMMARY)]
+    bodies: list[Any] = [whole_of(reply, *deltas)]
     if streamed:
         bodies = chunks_of(CompletionReply(terms(logprobs=True)), *deltas)[:-1]
     parts = [body["choices"][0]["logprobs"] for body in bodies]
@@ -138,7 +163,7 @@ def test_completion_logprobs_count_characters_not_bytes(streamed: bool) -> None:
 
 def test_a_token_without_the_logprob_asked_for_is_a_fault() -> None:
     with pytest.raises(InternalError, match="position 9"):
-        ChatReply(terms(logprobs=True)).piece(TextDelta("H", (token(b"H", None),)))
+        chat_reply(terms(logprobs=True)).take(0, TextDelta("H", (token(b"H", None),)))
 
 
 def test_an_event_is_one_line_of_json_whatever_the_text() -> None:
@@ -148,3 +173,38 @@ def test_an_event_is_one_line_of_json_whatever_the_text() -> None:
     assert event.count(b"\n") == 2
     assert b"\r" not in event
     assert json.loads(event[6:])["content"] == "two\nlines\r\n\N{LINE SEPARATOR} é"
+
+
+def test_a_prompt_counts_once_however_many_answers_it_has() -> None:
+    summaries = [
+        GenerationSummary(FinishReason.STOP, prompt, done, 0.1, 0.2, cached_tokens=cached)
+        for prompt, done, cached in ((5, 1, 0), (5, 2, 4), (7, 3, 2), (7, 4, 6))
+    ]
+    assert usage_object(summaries, 2) == {
+        "prompt_tokens": 12,
+        "completion_tokens": 10,
+        "total_tokens": 22,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+def test_choices_are_told_by_their_index_in_whatever_order_they_come() -> None:
+    reply = CompletionReply(replace(terms(), choices=2, n=2))
+    told: list[Any] = [
+        *reply.take(1, TextDelta("b", ())),
+        *reply.take(0, TextDelta("a", ())),
+        *reply.take(1, SUMMARY),
+    ]
+    before = reply.ended
+    told += reply.take(0, replace(SUMMARY, finish_reason=FinishReason.LENGTH))
+    assert (before, reply.ended) == (False, True)
+    choices = [chunk["choices"][0] for chunk in told]
+    assert [(it["index"], it["text"], it["finish_reason"]) for it in choices] == [
+        (1, "b", None),
+        (0, "a", None),
+        (1, "", "stop"),
+        (0, "", "length"),
+    ]
+    body: Any = reply.whole()
+    assert [(it["index"], it["text"]) for it in body["choices"]] == [(0, "a"), (1, "b")]
+    Completion.model_validate(body, strict=True)

@@ -16,6 +16,7 @@ from meshnet.domain.ids import Address, Digest, NodeId
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.nodes import Capability, FlowControl
 from meshnet.domain.recipe import Recipe
+from meshnet.domain.tensors import DType
 from meshnet.session.chain import assemble_chain
 
 RECIPE = Recipe(Digest("sha256:" + "0" * 64), "fixture", "1")
@@ -87,6 +88,26 @@ def test_a_node_with_another_recipe_is_named():
     other = dataclasses.replace(other, fingerprint=fingerprint)
     with pytest.raises(FingerprintMismatchError, match="holds-6-12"):
         assemble_chain([node(0, 6), (address, other)])
+
+
+def with_dtypes(found: tuple[Address, Capability], *dtypes: DType) -> tuple[Address, Capability]:
+    return found[0], dataclasses.replace(found[1], dtypes=dtypes)
+
+
+def test_seams_carry_what_every_node_takes_under_the_recipes_own_fingerprint():
+    everything = with_dtypes(node(0, 6), *DType)
+    some = with_dtypes(node(6, 12), DType.FLOAT32, DType.BFLOAT16)
+    chain = assemble_chain([everything, some])
+    assert chain.dtypes == (DType.FLOAT32, DType.BFLOAT16)
+    narrow = chain.with_boundary(DType.BFLOAT16)
+    recipe = dataclasses.replace(RECIPE, boundary_dtype=DType.BFLOAT16)
+    assert narrow.fingerprint == recipe.fingerprint()
+    assert narrow.boundary_dtype is DType.BFLOAT16
+    assert chain.with_boundary(DType.FLOAT32) == chain
+    with pytest.raises(InvalidArgumentError, match=r"boundary: .* bfloat16 already"):
+        narrow.with_boundary(DType.FLOAT32)
+    with pytest.raises(InvalidArgumentError, match=r"boundary: .* float32, bfloat16, but not q8_0"):
+        chain.with_boundary(DType.Q8_0)
 
 
 def test_no_node_is_no_chain():

@@ -130,3 +130,9 @@ def test_a_long_stop_string_costs_little_per_token() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"stop: .*empty"):
         TextStream(BYTES, ["a", ""])
+
+
+def test_a_control_token_has_text_only_where_it_is_asked_for() -> None:
+    tokens = (BYTES.bos_id, ord("a"), BYTES.im_start_id, BYTES.eos_id)
+    stream = TextStream(BYTES, shown={BYTES.im_start_id, BYTES.eos_id})
+    assert "".join(map(stream.feed, tokens)) == "a<|im_start|>"
