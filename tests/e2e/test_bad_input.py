@@ -88,6 +88,14 @@ def require_refused(ended: Ended, said: str) -> None:
         ("run {tiny} hi --top-p 0", "top_p"),
         ("run {tiny} -", "PROMPT"),
         ("serve {tiny} --host 0.0.0.0 --port 0", "key"),
+        ("serve {tiny} --port 0 --allow-host box:80", "'box:80'"),
+        ("run ~nobody-of-that-name/model.gguf hi", "`demo`"),
+        (f"run {'x' * 300} hi", "too long"),
+        ("run {tiny} hi --chain 127.0.0.1:1 --mlock -c 64", "leave out --ctx, --mlock"),
+        ("serve {tiny} --chain 127.0.0.1:1 --sessions 8", "leave out --sessions"),
+        ("run {tiny} hi --otlp http://[::1:4318", "otlp"),
+        ("inspect {tiny} --boundary q8_0", "fingerprint: --boundary"),
+        ("plan {broken}/unknown.gguf -m a:1GiB:1GB/s", "--allow-unverified"),
     ],
 )
 def test_what_cant_be_is_refused(

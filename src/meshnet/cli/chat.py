@@ -12,7 +12,8 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from meshnet.cli.output import out, print_error, print_note, print_timings, timing_rows
+from meshnet.cli.output import out, print_error, print_note
+from meshnet.cli.waterfall import print_timings
 from meshnet.domain.errors import DeadlineExceededError, InputError, ResourceExhaustedError
 from meshnet.session.generate import ChainModel
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
@@ -101,5 +102,5 @@ async def _answer(
     if summary is not None and summary.finish_reason.value == "length":
         print_note("(cut off: the token limit or the context's end; /clear starts anew)")
     if summary is not None and show_timings:
-        print_timings(timing_rows(summary))
+        print_timings(summary)
     return "".join(parts)

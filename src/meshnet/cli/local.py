@@ -5,27 +5,38 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshnet.cli.options import NodeOptions
+from meshnet.cli.options import Boundary, NodeOptions, Optimise
 from meshnet.cli.output import print_error, print_note, progress_bars
 from meshnet.cli.settings import Settings
 from meshnet.domain.errors import FingerprintMismatchError, ModelNotFoundError
+from meshnet.domain.generation import Speculation
 from meshnet.domain.ids import Address, Digest, NodeId
-from meshnet.domain.layers import LayerRange, even_ranges
+from meshnet.domain.layers import LayerRange, balanced_ranges
 from meshnet.domain.nodes import FlowControl
+from meshnet.domain.tracing import NO_TRACER, Tracer
 from meshnet.engine.llamacpp.vocabulary import Vocabulary
 from meshnet.model.cache import SliceCache, SliceFile
+from meshnet.model.check import check_index
 from meshnet.model.demo import demo_model
-from meshnet.model.description import describe, require_legal
+from meshnet.model.description import (
+    ModelInfo,
+    describe,
+    free_cuts,
+    legal_cuts,
+    require_legal,
+)
 from meshnet.model.gguf import read_index
+from meshnet.model.rotary import uses_long_factors
 from meshnet.node.config import LlamaEngineConfig, NodeConfig
 from meshnet.node.keeper import NodeKeeper
 from meshnet.node.supervisor import NodeProcess, WorkerDeath
-from meshnet.session.chain import find_chain
+from meshnet.session.chain import Chain, find_chain
 from meshnet.session.generate import ChainModel
+from meshnet.session.links import choose_boundary, measure_links
 from meshnet.transport.channel import ChannelPool
 from meshnet.transport.seam_client import GrpcTransport
 
@@ -45,11 +56,18 @@ def find_model(argument: str, settings: Settings) -> LocalModel:
     if argument == "demo":
         with progress_bars() as progress:
             return LocalModel(demo_model(settings.cache, progress), "smollm2-135m-instruct")
-    path = Path(argument).expanduser()
-    if not path.exists():
-        raise ModelNotFoundError(
-            f"no model at {argument}; give the path of a GGUF file, or `demo` for a small one"
+    advice = "give the path of a GGUF file, or `demo` for a small one"
+    try:
+        path = Path(argument).expanduser()
+        there = path.exists()
+    except (OSError, RuntimeError) as error:
+        # A folder that mustn't be read, a name too long, or `~` of somebody who isn't known.
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelNotFoundError(f"can't look for a model at {argument}: {reason}; {advice}") from (
+            error
         )
+    if not there:
+        raise ModelNotFoundError(f"no model at {argument}; {advice}")
     return LocalModel(path, path.stem)
 
 
@@ -73,19 +91,36 @@ def model_digest(model: LocalModel, settings: Settings) -> Digest:
 
 def within_context(model: LocalModel, options: NodeOptions) -> NodeOptions:
     """The options, with no longer a context than the model was made for."""
-    limit = describe(read_index(model.path)).context_length
-    if options.context_length <= limit:
-        return options
-    print_note(
-        f"the model's context is {limit} tokens; --ctx {options.context_length} is cut to it"
-    )
-    return replace(options, context_length=limit)
-
-
-def split_evenly(model: LocalModel, options: NodeOptions) -> tuple[LayerRange, ...]:
-    """Ranges of equal size; raises if one isn't a legal slice of this model."""
     info = describe(read_index(model.path))
-    ranges = even_ranges(info.total_layers, options.nodes)
+    return replace(options, context_length=context_within(info, options.context_length))
+
+
+def context_within(info: ModelInfo, asked: int) -> int:
+    """The context to use, in tokens: what was asked for, or else the model's, which is noted."""
+    limit = info.context_length
+    if asked > limit:
+        print_note(f"the model's context is {limit} tokens; --ctx {asked} is cut to it")
+    return min(asked, limit)
+
+
+def split(model: LocalModel, options: NodeOptions) -> tuple[LayerRange, ...]:
+    """A range for each node, cut where the slowest node has as little to do as can be.
+
+    Work is counted in bytes of weights. A prompt's tokens need the tail's output matrix only once,
+    a generated token needs it every time; on small models it weighs as much as several layers.
+    Cuts that make a node compute layers of zeros are taken only where there are too few others.
+    Raises if the model mustn't be cut.
+    """
+    info = describe(read_index(model.path))
+    cuts = legal_cuts(info, allow_unverified=options.allow_unverified)
+    free = free_cuts(info, cuts)
+    if len(free) >= options.nodes - 1:
+        cuts = free
+    output = info.output_bytes if options.optimise is Optimise.THROUGHPUT else 0
+    # Where no cut is legal, any will do to be told why.
+    ranges = balanced_ranges(
+        info.layer_bytes, output, options.nodes, cuts or range(1, info.total_layers)
+    )
     for layers in ranges:
         require_legal(info, layers, allow_unverified=options.allow_unverified)
     return ranges
@@ -98,37 +133,68 @@ def node_config(
     listen: str,
     next_address: Address | None,
     name: str | None = None,
+    variables: tuple[str, ...] = (),
+    notes: Path | None = None,
 ) -> NodeConfig:
-    """The configuration of one node over its slice."""
+    """The configuration of one node over its slice; ``notes`` as in the engine's."""
+    engine = engine_config(
+        cut.path, cut.model_digest, cut.digest, cut.architecture, options, variables
+    )
     return NodeConfig(
         NodeId(name or f"node-{number}"),
         cut.layers.start,
         cut.layers.end,
         cut.total_layers,
-        LlamaEngineConfig(
-            cut.path,
-            cut.model_digest,
-            cut.digest,
-            cut.architecture,
-            flash_attention=options.flash_attention,
-        ),
+        replace(engine, notes=notes),
         listen,
         next_address,
         options.limits(),
         options.flow(),
+        pace=options.pace(),
+        prefix_cache=options.prefix_cache,
+    )
+
+
+def engine_config(
+    path: Path,
+    digest: Digest,
+    slice_digest: Digest,
+    architecture: str,
+    options: NodeOptions,
+    variables: tuple[str, ...],
+) -> LlamaEngineConfig:
+    """How libllama computes the file at ``path``; ``digest`` is the whole model's."""
+    return LlamaEngineConfig(
+        path,
+        digest,
+        slice_digest,
+        architecture,
+        options.cache_type_k,
+        options.cache_type_v,
+        options.flash_attention,
+        uses_long_factors(read_index(path), options.context_length, options.sessions),
+        variables,
     )
 
 
 def local_configs(model: LocalModel, settings: Settings, options: NodeOptions) -> list[NodeConfig]:
-    """Nodes on this machine that hold the whole model between them, cut evenly.
+    """Nodes on this machine that hold the whole model between them.
 
     Called outside the event loop: writing slices takes as long as the disk does, and Ctrl-C must
     end it at once.
     """
     fitting = within_context(model, options)
-    cuts = cut_model(model, split_evenly(model, fitting), settings, fitting)
+    cuts = cut_model(model, split(model, fitting), settings, fitting)
     return [
-        node_config(number, cut, fitting, "127.0.0.1:0", None)
+        node_config(
+            number,
+            cut,
+            fitting,
+            "127.0.0.1:0",
+            None,
+            variables=settings.variables,
+            notes=settings.notes,
+        )
         for number, cut in enumerate(cuts, start=1)
     ]
 
@@ -148,27 +214,35 @@ async def local_nodes(
 @asynccontextmanager
 async def kept_nodes(
     configs: Sequence[NodeConfig], on_death: Callable[[WorkerDeath], None]
-) -> AsyncIterator[list[Address]]:
-    """Node processes that are started again when they die; ended on the way out."""
+) -> AsyncIterator[tuple[list[Address], list[NodeKeeper]]]:
+    """Node processes that are started again when they die, and where; ended on the way out."""
     keepers = [NodeKeeper(WORKER_COMMAND, config, on_death) for config in configs]
     try:
-        yield list(await asyncio.gather(*(keeper.start() for keeper in keepers)))
+        yield list(await asyncio.gather(*(keeper.start() for keeper in keepers))), keepers
     finally:
         await asyncio.gather(*(keeper.stop() for keeper in keepers))
 
 
 @asynccontextmanager
 async def served_model(
-    model: LocalModel, addresses: Sequence[Address], digest: Digest, name: str | None = None
+    model: LocalModel,
+    addresses: Sequence[Address],
+    digest: Digest,
+    name: str | None = None,
+    tracer: Tracer = NO_TRACER,
+    boundary: Boundary = Boundary.FLOAT32,
+    speculation: Speculation = Speculation.AUTO,
 ) -> AsyncIterator[ChainModel]:
-    """The model over the chain of nodes at ``addresses``.
+    """The model over the chain of nodes at ``addresses``, whose seams carry ``boundary``.
 
     ``digest`` is the local file's, whose vocabulary is used: raises ``FingerprintMismatchError`` if
-    the nodes hold another model.
+    the nodes hold another model, and what ``check_index`` does if libllama can't load the file.
     """
+    # Before libllama sees the file; in a thread, for a large vocabulary takes a second.
+    await asyncio.to_thread(_check_file, model.path)
     async with AsyncExitStack() as stack:
         # Freed last: until the channels are closed, tokens may still arrive.
-        vocabulary = stack.enter_context(Vocabulary.load(model.path))
+        freed_last = stack.enter_context(ExitStack())
         channels = ChannelPool(GrpcTransport(FlowControl()))
         stack.push_async_callback(channels.close)
         chain = await find_chain(channels, addresses)
@@ -179,7 +253,26 @@ async def served_model(
                 here=digest,
                 there=theirs,
             )
-        yield ChainModel(name or model.name, vocabulary, chain, channels)
+        vocabulary = freed_last.enter_context(Vocabulary.load(model.path))
+        agreed = await _with_boundary(chain, boundary, channels, model)
+        yield ChainModel(name or model.name, vocabulary, agreed, channels, tracer, speculation)
+
+
+def _check_file(path: Path) -> None:
+    # Whether its architecture is proven is the nodes' business: here it is a vocabulary.
+    check_index(read_index(path), allow_unverified=True)
+
+
+async def _with_boundary(
+    chain: Chain, boundary: Boundary, channels: ChannelPool, model: LocalModel
+) -> Chain:
+    dtype = boundary.dtype()
+    if dtype is None:
+        n_embd = describe(read_index(model.path)).n_embd
+        links = await measure_links(channels, chain)
+        dtype = choose_boundary(links, n_embd, chain.dtypes)
+        print_note(f"the seams carry {dtype.value}, by the slowest of {len(links)} links")
+    return chain.with_boundary(dtype)
 
 
 def report_death(death: WorkerDeath) -> None:

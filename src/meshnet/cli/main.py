@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from meshnet.cli import inspect, node, run, serve
+from meshnet.cli import inspect, node, plan, run, serve
 from meshnet.cli.runtime import exit_with
 from meshnet.domain.errors import MeshnetError
 
@@ -23,6 +23,7 @@ app.command("run")(run.run)
 app.command("serve")(serve.serve)
 app.command("node")(node.node)
 app.command("inspect")(inspect.inspect)
+app.command("plan")(plan.plan)
 app.command("slice")(inspect.slice_model)
 
 

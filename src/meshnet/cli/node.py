@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -18,8 +21,11 @@ from meshnet.cli.local import (
 from meshnet.cli.output import print_json, print_line, print_note
 from meshnet.cli.runtime import interruptible, run_async
 from meshnet.cli.settings import Settings, default_threads
+from meshnet.cli.telemetry import metrics_listener, metrics_served
+from meshnet.cli.tracing import trace_config
 from meshnet.domain.errors import InvalidArgumentError, NodeLostError
-from meshnet.domain.layers import parse_layer_range
+from meshnet.domain.layers import LayerRange, parse_layer_range
+from meshnet.node.config import NodeConfig
 from meshnet.node.keeper import NodeKeeper
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -39,7 +45,19 @@ def node(
     json: opt.Json = False,
     gpu_layers: opt.GpuLayers = 0,
     flash_attn: opt.FlashAttention = False,
+    cache_type_k: opt.CacheTypeK = "f16",
+    cache_type_v: opt.CacheTypeV = "f16",
+    mlock: opt.Mlock = False,
+    no_mmap: opt.NoMmap = False,
     allow_unverified: opt.AllowUnverified = False,
+    max_gap_ms: opt.MaxGap = 0.0,
+    no_prefix_cache: opt.NoPrefixCache = False,
+    otlp: opt.Otlp = None,
+    trace_tokens: opt.TraceTokens = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", help="Offer Prometheus metrics at PORT or HOST:PORT."),
+    ] = None,
 ) -> None:
     """Serve layers A:B of a model (half-open: B itself is not included).
 
@@ -62,33 +80,53 @@ def node(
         gpu_layers,
         flash_attn,
         allow_unverified,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        mlock=mlock,
+        mmap=not no_mmap,
+        max_gap_ms=max_gap_ms,
+        prefix_cache=not no_prefix_cache,
     )
 
     settings = Settings.from_environment()
-    with interruptible():
-        found = find_model(model, settings)
-        fitting = within_context(found, options)
-        (cut,) = cut_model(found, [layer_range], settings, fitting)
-    if layer_range.is_tail(cut.total_layers) and next_address is not None:
-        raise InvalidArgumentError("next", f"layers {layer_range} end the model; nothing follows")
-    if not address.startswith(LOOPBACK):
-        print_note(
-            "anybody who reaches this port can use the node: no encryption, no password; "
-            "listen on a trusted network only"
+    traces = trace_config(otlp, settings.otlp, tokens=trace_tokens)
+    with metrics_listener(metrics) as listener:
+        with interruptible():
+            found = find_model(model, settings)
+            fitting = within_context(found, options)
+            (cut,) = cut_model(found, [layer_range], settings, fitting)
+        if layer_range.is_tail(cut.total_layers) and next_address is not None:
+            raise InvalidArgumentError(
+                "next", f"layers {layer_range} end the model; nothing follows"
+            )
+        if not address.startswith(LOOPBACK):
+            print_note(
+                "anybody who reaches this port can use the node: no encryption, no password; "
+                "listen on a trusted network only"
+            )
+        config = node_config(
+            1, cut, fitting, address, next_address, name, settings.variables, settings.notes
         )
-    config = node_config(1, cut, fitting, address, next_address, name)
+        config = replace(config, traces=traces)
+        run_async(_keep(config, listener, json=json))
 
-    async def work() -> None:
-        keeper = NodeKeeper(WORKER_COMMAND, config, report_death)
-        try:
-            bound = await keeper.start()
-            if json:
-                print_json({"event": "ready", "address": bound, "layers": str(layer_range)})
-            else:
-                print_line(f"serving layers {layer_range} of {cut.total_layers} at {bound}")
-            await keeper.gone()
-            raise NodeLostError("the node died again and again; it is given up")
-        finally:
-            await keeper.stop()
 
-    run_async(work())
+async def _keep(config: NodeConfig, listener: socket.socket | None, *, json: bool) -> None:
+    """Keep the node's process alive until the command ends, or it dies again and again."""
+    keeper = NodeKeeper(WORKER_COMMAND, config, report_death)
+    layers = LayerRange(config.shard_start, config.shard_end)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(keeper.stop)
+        url = None
+        if listener is not None:
+            url = await stack.enter_async_context(metrics_served(listener, [keeper]))
+        bound = await keeper.start()
+        if json:
+            ready = {"event": "ready", "address": bound, "layers": str(layers)}
+            print_json(ready if url is None else ready | {"metrics": url})
+        else:
+            print_line(f"serving layers {layers} of {config.total_layers} at {bound}")
+            if url is not None:
+                print_line(f"metrics at {url}")
+        await keeper.gone()
+        raise NodeLostError("the node died again and again; it is given up")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -18,9 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from meshnet.domain.nodes import HopTimings
 from meshnet.model.progress import Progress as ProgressCallback
-from meshnet.session.service import GenerationSummary
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -63,6 +61,16 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     out.print(table)
 
 
+def human_size(count: int) -> str:
+    """Bytes for people, in powers of 1024."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} GiB"
+
+
 @contextmanager
 def progress_bars() -> Iterator[ProgressCallback]:
     """A callback that draws one bar a label on standard error; silent in a pipe.
@@ -87,41 +95,3 @@ def progress_bars() -> Iterator[ProgressCallback]:
 
     with bars:
         yield advance
-
-
-def timing_rows(summary: GenerationSummary) -> list[dict[str, object]]:
-    """One row a hop: milliseconds per decoded token in the engine, waiting, and on the link.
-
-    The link's share of hop *i* is the time from handing a step on to the token's return, less all
-    the time that later hops account for.
-    """
-    rows = []
-    for index, hop in enumerate(summary.timings):
-        steps = max(hop.decode_steps, 1)
-        later = summary.timings[index + 1 :]
-        accounted = _busy(later[0]) + later[0].decode_downstream_nanos if later else 0
-        link = hop.decode_downstream_nanos - accounted if later else 0
-        rows.append(
-            {
-                "node": hop.node_id,
-                "layers": str(hop.layers),
-                "prefill_tokens": hop.prefill_tokens,
-                "prefill_engine_ms": round(hop.prefill_engine_nanos / 1e6, 2),
-                "decode_steps": hop.decode_steps,
-                "engine_ms_per_token": round(hop.decode_engine_nanos / steps / 1e6, 3),
-                "queue_ms_per_token": round(hop.decode_queue_nanos / steps / 1e6, 3),
-                "link_ms_per_token": round(link / steps / 1e6, 3),
-            }
-        )
-    return rows
-
-
-def print_timings(rows: Sequence[Mapping[str, object]]) -> None:
-    """The per-hop table of :func:`timing_rows`."""
-    columns = ("node", "layers", "prefill", "engine ms", "steps", "engine", "queue", "link")
-    title = "per hop (decode: milliseconds a token; link: to the next node and back)"
-    print_table(title, columns, [tuple(row.values()) for row in rows])
-
-
-def _busy(hop: HopTimings) -> int:
-    return hop.decode_engine_nanos + hop.decode_queue_nanos

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Annotated
 
@@ -22,29 +22,36 @@ from meshnet.cli.local import (
     model_digest,
     served_model,
 )
-from meshnet.cli.output import print_json, print_timings, timing_rows
+from meshnet.cli.output import print_json
 from meshnet.cli.runtime import interruptible, run_async
 from meshnet.cli.settings import Settings, default_threads
+from meshnet.cli.tracing import trace_config, tracer_for
+from meshnet.cli.waterfall import print_timings
 from meshnet.domain.errors import (
     InvalidArgumentError,
     NodeError,
     NodeLostError,
     NodeUnreachableError,
 )
+from meshnet.domain.generation import Speculation
 from meshnet.domain.ids import Digest
+from meshnet.domain.tracing import Tracer
 from meshnet.node.config import NodeConfig
 from meshnet.node.supervisor import NodeProcess
 from meshnet.session.generate import ChainModel
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+from meshnet.session.timings import hop_times
 
 DEATH_SECONDS = 0.3
 """How long after a node was lost its process may take to be seen dead."""
 
 
 def run(
+    context: typer.Context,
     model: opt.Model,
     prompt: Annotated[str | None, typer.Argument(help="What to say; `-` reads stdin.")] = None,
     nodes: opt.Nodes = 3,
+    optimise: opt.OptimiseOption = opt.Optimise.LATENCY,
     chain: opt.ChainOption = None,
     threads: opt.Threads = None,
     ctx: opt.Context = 4096,
@@ -71,7 +78,15 @@ def run(
     json: opt.Json = False,
     gpu_layers: opt.GpuLayers = 0,
     flash_attn: opt.FlashAttention = False,
+    cache_type_k: opt.CacheTypeK = "f16",
+    cache_type_v: opt.CacheTypeV = "f16",
+    mlock: opt.Mlock = False,
+    no_mmap: opt.NoMmap = False,
+    boundary: opt.BoundaryOption = opt.Boundary.FLOAT32,
     allow_unverified: opt.AllowUnverified = False,
+    speculation: opt.SpeculationOption = Speculation.AUTO,
+    otlp: opt.Otlp = None,
+    trace_tokens: opt.TraceTokens = False,
 ) -> None:
     """Cut MODEL over node processes on this machine and stream an answer.
 
@@ -88,7 +103,8 @@ def run(
 
       meshnet run model.gguf --chain 10.0.0.1:7000,10.0.0.2:7000 "Hello"
     """
-    question = _read_prompt(prompt)
+    opt.require_fitting_chain(context, chain)
+    question = _read_prompt(prompt, opt.given(context, ("json", "raw")))
     sampling = opt.sampling_from(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     node_options = opt.NodeOptions(
         nodes,
@@ -98,18 +114,36 @@ def run(
         gpu_layers=gpu_layers,
         flash_attention=flash_attn,
         allow_unverified=allow_unverified,
+        optimise=optimise,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        mlock=mlock,
+        mmap=not no_mmap,
     )
 
     settings = Settings.from_environment()
+    traces = trace_config(otlp, settings.otlp, tokens=trace_tokens)
     with interruptible():
         found = find_model(model, settings)
         digest = model_digest(found, settings)
         configs = [] if chain is not None else local_configs(found, settings, node_options)
+        configs = [replace(each, traces=traces) for each in configs]
 
-    terms = TextRequest((), sampling, max_tokens, tuple(stop or ()), timeout_seconds=timeout)
+    terms = TextRequest(
+        (),
+        sampling,
+        max_tokens,
+        tuple(stop or ()),
+        timeout_seconds=timeout,
+        speculation=speculation,
+    )
 
     async def work() -> None:
-        async with _served(found, digest, chain, configs) as served:
+        async with AsyncExitStack() as stack:
+            tracer = stack.enter_context(tracer_for(traces, "meshnet-run", found.name))
+            served = await stack.enter_async_context(
+                _served(found, digest, chain, configs, tracer, boundary)
+            )
             if question is None:
                 await chat(served, terms, system, show_timings=timings)
                 return
@@ -127,9 +161,13 @@ def run(
     run_async(work())
 
 
-def _read_prompt(prompt: str | None) -> str | None:
-    """The prompt's text; None means a chat on the terminal."""
+def _read_prompt(prompt: str | None, unlike_chat: Sequence[str]) -> str | None:
+    """The prompt's text; None means a chat on the terminal, which ``unlike_chat`` rules out."""
     if prompt is None and sys.stdin.isatty():
+        if unlike_chat:
+            raise InvalidArgumentError(
+                "PROMPT", f"{unlike_chat[0]} needs one; without it a chat would start"
+            )
         return None
     try:
         text = sys.stdin.read() if prompt in (None, "-") else prompt
@@ -147,16 +185,22 @@ def _messages(question: str, system: str | None) -> list[dict[str, object]]:
 
 @asynccontextmanager
 async def _served(
-    model: LocalModel, digest: Digest, chain: str | None, configs: Sequence[NodeConfig]
+    model: LocalModel,
+    digest: Digest,
+    chain: str | None,
+    configs: Sequence[NodeConfig],
+    tracer: Tracer,
+    boundary: opt.Boundary,
 ) -> AsyncIterator[ChainModel]:
     """The model over nodes that already run, or over nodes of its own."""
     if chain is not None:
-        async with served_model(model, opt.parse_chain(chain), digest) as served:
+        addresses = opt.parse_chain(chain)
+        async with served_model(model, addresses, digest, None, tracer, boundary) as served:
             yield served
         return
     async with (
-        local_nodes(configs) as (addresses, processes),
-        served_model(model, addresses, digest) as served,
+        local_nodes(configs) as (started, processes),
+        served_model(model, started, digest, None, tracer, boundary) as served,
     ):
         try:
             yield served
@@ -187,7 +231,7 @@ async def _stream(model: ChainModel, request: TextRequest, *, show_timings: bool
                 summary = event
     sys.stdout.write("\n")
     if show_timings and summary is not None:
-        print_timings(timing_rows(summary))
+        print_timings(summary)
 
 
 async def _collect(model: ChainModel, request: TextRequest) -> dict[str, object]:
@@ -218,5 +262,5 @@ def summary_fields(summary: GenerationSummary) -> dict[str, object]:
         "seconds_to_first_token": round(summary.seconds_to_first_token, 4),
         "seconds": round(summary.seconds, 4),
         "decode_tokens_per_second": round(steps / decoding, 2) if steps > 0 else None,
-        "hops": timing_rows(summary),
+        "hops": [hop.fields() for hop in hop_times(summary.timings)],
     }

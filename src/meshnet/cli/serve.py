@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -21,15 +22,23 @@ from meshnet.cli.local import (
 from meshnet.cli.output import print_line
 from meshnet.cli.runtime import interruptible, run_async
 from meshnet.cli.settings import Settings, default_threads
+from meshnet.cli.telemetry import node_reader
+from meshnet.cli.tracing import trace_config, tracer_for
+from meshnet.domain.generation import Speculation
+from meshnet.domain.tracing import Tracer
 from meshnet.gateway.app import create_app
 from meshnet.gateway.config import GatewayConfig
+from meshnet.gateway.metrics import GatewayFigures
 from meshnet.gateway.server import open_listener, serve_on
+from meshnet.node.keeper import NodeKeeper
 from meshnet.session.generate import ChainModel
 
 
 def serve(
+    context: typer.Context,
     model: opt.Model,
     nodes: opt.Nodes = 3,
+    optimise: opt.OptimiseOption = opt.Optimise.THROUGHPUT,
     chain: opt.ChainOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535)] = 8000,
@@ -39,6 +48,15 @@ def serve(
     open_access: Annotated[
         bool, typer.Option("--open-access", help="Listen beyond this machine without a key.")
     ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Also answer to this name in the Host header, such as a reverse proxy's; may be "
+            "repeated.",
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="The model's name for clients.")
     ] = None,
@@ -47,7 +65,17 @@ def serve(
     sessions: opt.Sessions = 8,
     gpu_layers: opt.GpuLayers = 0,
     flash_attn: opt.FlashAttention = False,
+    cache_type_k: opt.CacheTypeK = "f16",
+    cache_type_v: opt.CacheTypeV = "f16",
+    mlock: opt.Mlock = False,
+    no_mmap: opt.NoMmap = False,
+    boundary: opt.BoundaryOption = opt.Boundary.FLOAT32,
     allow_unverified: opt.AllowUnverified = False,
+    speculation: opt.SpeculationOption = Speculation.AUTO,
+    max_gap_ms: opt.MaxGap = 0.0,
+    no_prefix_cache: opt.NoPrefixCache = False,
+    otlp: opt.Otlp = None,
+    trace_tokens: opt.TraceTokens = False,
 ) -> None:
     """Serve MODEL behind an OpenAI-compatible HTTP API.
 
@@ -59,8 +87,15 @@ def serve(
 
     then: curl http://127.0.0.1:8000/v1/models
     """
+    opt.require_fitting_chain(context, chain)
     settings = Settings.from_environment()
-    config = GatewayConfig(host=host, api_key=api_key or settings.api_key, open_access=open_access)
+    traces = trace_config(otlp, settings.otlp, tokens=trace_tokens)
+    config = GatewayConfig(
+        host=host,
+        api_key=api_key or settings.api_key,
+        open_access=open_access,
+        allowed_hosts=tuple(allow_host or ()),
+    )
     options = opt.NodeOptions(
         nodes,
         threads or default_threads(nodes),
@@ -69,6 +104,13 @@ def serve(
         gpu_layers,
         flash_attn,
         allow_unverified,
+        optimise,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        mlock=mlock,
+        mmap=not no_mmap,
+        max_gap_ms=max_gap_ms,
+        prefix_cache=not no_prefix_cache,
     )
 
     # First of all: a port that is in use is known before a model is cut and loaded.
@@ -76,26 +118,36 @@ def serve(
         found = find_model(model, settings)
         digest = model_digest(found, settings)
         configs = [] if chain is not None else local_configs(found, settings, options)
+        configs = [replace(each, traces=traces) for each in configs]
 
         async def work() -> None:
             async with AsyncExitStack() as stack:
+                tracer = stack.enter_context(tracer_for(traces, "meshnet-gateway", found.name))
+                keepers: list[NodeKeeper] = []
                 if chain is not None:
                     addresses = list(opt.parse_chain(chain))
                 else:
-                    addresses = await stack.enter_async_context(kept_nodes(configs, report_death))
+                    addresses, keepers = await stack.enter_async_context(
+                        kept_nodes(configs, report_death)
+                    )
                 served = await stack.enter_async_context(
-                    served_model(found, addresses, digest, name)
+                    served_model(found, addresses, digest, name, tracer, boundary, speculation)
                 )
-                await _serve_until_cancelled(served, config, listener)
+                figures = GatewayFigures(node_reader(keepers))
+                await _serve_until_cancelled(served, config, listener, figures, tracer)
 
         run_async(work())
 
 
 async def _serve_until_cancelled(
-    model: ChainModel, config: GatewayConfig, listener: socket.socket
+    model: ChainModel,
+    config: GatewayConfig,
+    listener: socket.socket,
+    figures: GatewayFigures,
+    tracer: Tracer,
 ) -> None:
     """Serve; on Ctrl-C end the answers that are under way in good order."""
-    app = create_app([model], config)
+    app = create_app([model], config, figures, tracer)
     stop = asyncio.Event()
     serving = asyncio.create_task(serve_on(app, listener, on_ready=_announce, stop=stop))
     try:
