@@ -14,13 +14,19 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.setup import median, table
+from bench.report import Cell, Column, Report, Table, conditions, finish, output_parser
+from bench.setup import median
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType
 from meshnet.wire.codec import decode_bundle, encode_bundle
 from meshnet.wire.compression import Compression
 from meshnet.wire.narrow import rows_of, tensor_of
 
+NAME = "codec"
 TOKENS, WIDTH, RUNS = 128, 4096, 50
+COLUMNS = (
+    *(Column(heading) for heading in ("type", "packed", "bytes")),
+    *(Column(heading, 2) for heading in ("encode", "decode", "from float32", "to float32")),
+)
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -33,7 +39,7 @@ def milliseconds(work: Callable[[], object]) -> float:
     return median(times)
 
 
-def line(rows: NDArray[np.float32], dtype: DType, compression: Compression) -> tuple[object, ...]:
+def line(rows: NDArray[np.float32], dtype: DType, compression: Compression) -> tuple[Cell, ...]:
     """One line of the table."""
     tensor = tensor_of(RESIDUAL, rows, dtype)
     bundle = BoundaryBundle((tensor,))
@@ -49,15 +55,18 @@ def line(rows: NDArray[np.float32], dtype: DType, compression: Compression) -> t
         milliseconds(lambda: tensor_of(RESIDUAL, rows, dtype)),
         milliseconds(lambda: rows_of(tensor)),
     )
-    return (dtype.value, compression.value, len(data), *(f"{value:.2f}" for value in times))
+    return (dtype.value, compression.value, len(data), *times)
 
 
 def main() -> None:
-    rows = np.random.default_rng(0).normal(size=(TOKENS, WIDTH)).astype(np.float32)
-    lines = [line(rows, dtype, compression) for dtype in DType for compression in Compression]
-    print(f"{TOKENS} by {WIDTH} values, milliseconds, median of {RUNS}\n")
-    columns = ("type", "packed", "bytes", "encode", "decode", "from float32", "to float32")
-    print(table(columns, lines))
+    options = output_parser(NAME, __doc__).parse_args()
+    values = np.random.default_rng(0).normal(size=(TOKENS, WIDTH)).astype(np.float32)
+    lines = [line(values, dtype, compression) for dtype in DType for compression in Compression]
+    about = (
+        conditions("bench.codec"),
+        f"A boundary of {TOKENS} tokens of width {WIDTH}, milliseconds, median of {RUNS}.",
+    )
+    finish(Report(NAME, about, (Table("", COLUMNS, tuple(lines)),)), options)
 
 
 if __name__ == "__main__":

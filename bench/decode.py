@@ -1,32 +1,49 @@
-"""How fast is a chain against the unsplit model?
+"""How fast does one stream decode over 1, 2 and 3 machines?
 
     python -m bench.decode [--model smollm2|gemma3|FILE] [--runs 5] [--threads 1]
 
-The peer is llama.cpp through its C functions in one process with as many threads as each node has.
-Chains of 1, 2 and 3 node processes over gRPC on loopback take turns with it. Decode: 64 tokens
-after a prompt of 16. First token: a prompt of 512. Outside the engine: a decode step's wall time
-less all engines' time, divided by the hops.
+64 tokens after a prompt of 16, greedy. The peers: llama.cpp unsplit, through its C functions in one
+process and through its own ``llama-bench``; and ``llama-server`` over as many RPC servers as
+Meshnet has nodes. All take turns, on loopback, with as many threads each. The time outside the
+engine is a step's time less all engines' time, divided by the hops.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
-from bench.setup import (
-    Run,
-    Unsplit,
-    arguments,
-    chain_of,
-    generate,
-    median,
-    model_path,
-    run,
-    table,
+from bench.contest import (
+    UNSPLIT,
+    Contender,
+    in_turns,
+    meshnet,
+    on_this_machine,
+    random_prompts,
+    require_same_tokens,
+    rpc,
 )
-from bench.setup import prompt_tokens as random_prompt
+from bench.llamacpp import RECIPE_OF_BENCH, ServerPlan
+from bench.peers import Peers, peers
+from bench.report import Column, Report, Table, conditions, contest_parser, finish, ratio
+from bench.setup import Run, median, model_path, run
 
-SHORT, LONG, TOKENS = 16, 512, 64
-CHAINS = (1, 2, 3)
+NAME = "decode"
+LLAMA_BENCH = "unsplit, llama-bench"
+PROMPT, TOKENS, QUICK_TOKENS = 16, 64, 8
+COUNTS = (1, 2, 3)
+COLUMNS = (
+    Column(""),
+    Column("tokens/s"),
+    Column("÷ unsplit", 3),
+    Column("lowest to highest"),
+    Column("÷ RPC", 3),
+    Column("outside engine, ms/hop", 2),
+)
 
 
 def outside_engine_ms(made: Run, nodes: int) -> float:
@@ -38,52 +55,63 @@ def outside_engine_ms(made: Run, nodes: int) -> float:
     return (made.rest * 1e3 - engines) / steps / nodes
 
 
-async def main() -> None:
-    options = arguments(__doc__)
-    path = model_path(options.model)
-    short, long = random_prompt(path, SHORT), random_prompt(path, LONG)
-    context = LONG + TOKENS + 8
-    unsplit = Unsplit(path, options.threads, context)
-    expected = unsplit.generate(short, TOKENS).tokens
-    rates: dict[int, list[float]] = {0: []}
-    firsts: dict[int, list[float]] = {0: []}
-    outside: dict[int, list[float]] = {}
-    async with AsyncExitStack() as stack:
-        chains = {}
-        for nodes in CHAINS:
-            chain = chain_of(path, nodes, options.threads, context)
-            chains[nodes], _ = await stack.enter_async_context(chain)
-        for _ in range(options.runs):
-            rates[0].append(unsplit.generate(short, TOKENS).decode_rate)
-            firsts[0].append(unsplit.generate(long, 1).first)
-            for nodes, model in chains.items():
-                made = await generate(model, short, TOKENS)
-                if made.tokens != expected:
-                    raise SystemExit(f"{nodes} nodes gave other tokens than the unsplit model")
-                rates.setdefault(nodes, []).append(made.decode_rate)
-                outside.setdefault(nodes, []).append(outside_engine_ms(made, nodes))
-                firsts.setdefault(nodes, []).append((await generate(model, long, 1)).first)
-    unsplit.close()
-    print(f"{path.name}, {options.threads} thread(s) each, median of {options.runs}\n")
-    rows = [
-        (
-            "unsplit" if nodes == 0 else f"{nodes} node(s)",
-            f"{median(rates[nodes]):.1f}",
-            f"{median([a / b for a, b in zip(rates[nodes], rates[0], strict=True)]):.3f}",
-            f"{median(firsts[nodes]):.2f}",
-            f"{median(outside[nodes]):.2f}" if nodes else "-",
+def llama_bench(programs: Peers, path: Path, threads: int) -> Contender:
+    """llama.cpp's own benchmark, which times decoding without sampling; once for each call."""
+
+    async def measure(prompt: Sequence[int], count: int) -> Run:
+        command = [str(programs.bench), "--model", str(path), "--threads", str(threads)]
+        command += ["--n-prompt", "0", "--n-gen", str(count), "--n-depth", str(len(prompt))]
+        command += ["--repetitions", "1", "--output", "json", *RECIPE_OF_BENCH]
+        child = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
         )
-        for nodes in (0, *CHAINS)
-    ]
-    columns = (
-        "",
-        "decode tokens/s",
-        "÷ unsplit",
-        "first token of 512, s",
-        "outside engine, ms/hop",
+        output, _ = await child.communicate()
+        (result,) = json.loads(output)
+        # It times as many steps as tokens; a run's first token isn't part of its rate.
+        return Run(0.0, result["avg_ns"] / 1e9, (0,) * (count + 1))
+
+    return measure
+
+
+def table_of(made: Mapping[str, Sequence[Run]], counts: Sequence[int]) -> Table:
+    """A line for each contender."""
+    rates = {name: [run.decode_rate for run in runs] for name, runs in made.items()}
+
+    def line(name: str, peer: str | None, outside: float | None) -> tuple[str | float | None, ...]:
+        ratios = [a / b for a, b in zip(rates[name], rates[UNSPLIT], strict=True)]
+        over = ratio(rates[name], rates[peer]) if peer else None
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        return (name, median(rates[name]), median(ratios), spread, over, outside)
+
+    rows = [line(UNSPLIT, None, None), line(LLAMA_BENCH, None, None)]
+    for count in counts:
+        rows.append(line(rpc(count), None, None))
+        outside = median([outside_engine_ms(run, count) for run in made[meshnet(count)]])
+        rows.append(line(meshnet(count), rpc(count), outside))
+    return Table("", COLUMNS, tuple(rows))
+
+
+async def main(options: argparse.Namespace) -> None:
+    path, programs = model_path(options.model), peers()
+    tokens = QUICK_TOKENS if options.quick else TOKENS
+    plan = ServerPlan(path, options.threads, PROMPT + tokens + 8, extra=options.peer_args)
+    async with AsyncExitStack() as stack:
+        contenders = await on_this_machine(stack, programs, plan, COUNTS)
+        contenders[LLAMA_BENCH] = llama_bench(programs, path, options.threads)
+        prompts = random_prompts(path, PROMPT, options.runs + 1)
+        await in_turns(contenders, prompts[:1], tokens)
+        made = await in_turns(contenders, prompts[1:], tokens)
+    require_same_tokens(made)
+    about = (
+        conditions("bench.decode"),
+        f"{path.name}, {tokens} tokens after a prompt of {PROMPT}, one stream, "
+        f"{options.threads} thread(s) for each node and server. Median of {options.runs} runs in "
+        "turns; a ratio is the median of the runs' ratios.",
     )
-    print(table(columns, rows))
+    finish(Report(NAME, about, (table_of(made, COUNTS),)), options)
 
 
 if __name__ == "__main__":
-    run(main())
+    parser = contest_parser(NAME, __doc__)
+    parser.add_argument("--threads", type=int, default=1, help="threads of each node and server")
+    run(main(parser.parse_args()))

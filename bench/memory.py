@@ -1,6 +1,6 @@
 """How much memory does each node take?
 
-    python -m bench.memory [--model smollm2|gemma3|FILE]
+    python -m bench.memory [--model smollm2|gemma3|FILE ...]
 
 Peak resident memory of each node process after a prompt of 512 and 64 tokens of answer, beside its
 slice's size, its KV cache, and the goal: slice + cache + 150 MiB.
@@ -8,19 +8,37 @@ slice's size, its KV cache, and the goal: slice + cache + 150 MiB.
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
-from bench.setup import arguments, chain_of, generate, model_path, prompt_tokens, run, table
+from bench.report import (
+    Cell,
+    Column,
+    Report,
+    Table,
+    conditions,
+    done,
+    finish,
+    output_parser,
+    progress,
+)
+from bench.setup import chain_of, generate, model_path, prompt_tokens, run
 from meshnet.cli.settings import Settings
-from meshnet.domain.layers import even_ranges
 from meshnet.model.cache import SliceCache
 from meshnet.model.description import describe
 from meshnet.model.gguf import read_index
 
+NAME = "memory"
 CONTEXT, PROMPT, TOKENS = 1024, 512, 64
 ALLOWANCE = 150 * 2**20
 MIB = 2**20
+COLUMNS = (
+    Column(""),
+    Column("layers"),
+    *(Column(heading, 0) for heading in ("slice", "KV", "peak resident", "goal at most")),
+    Column("kept"),
+)
 
 
 def peak_resident(pid: int) -> int:
@@ -32,28 +50,41 @@ def peak_resident(pid: int) -> int:
     return int(found[1]) * 1024
 
 
-async def main() -> None:
-    options = arguments(__doc__)
-    path = model_path(options.model)
+async def table_of(path: Path) -> Table:
+    """A line for each node of chains of one to four."""
     info = describe(read_index(path))
     # K and V, 2 bytes a value, whole blocks of 256 positions.
     per_layer = info.kv_heads * (info.key_size + info.value_size) * 2 * CONTEXT
     cache = SliceCache(Settings.from_environment().cache)
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for nodes in (1, 2, 3, 4):
-        async with chain_of(path, nodes, options.threads, CONTEXT) as (model, processes):
+        progress(f"{path.name} over {nodes} node(s)")
+        async with chain_of(path, nodes, 1, CONTEXT) as (model, processes):
             await generate(model, prompt_tokens(path, PROMPT), TOKENS)
-            peaks = [peak_resident(process.pid or 0) for process in processes]
-        for layers, peak in zip(even_ranges(info.total_layers, nodes), peaks, strict=True):
-            size, kv = cache.ensure(path, layers).size, len(layers) * per_layer
-            limit = size + kv + ALLOWANCE
-            fits = "yes" if peak <= limit else "NO"
-            sizes = (f"{value / MIB:.0f}" for value in (size, kv, peak, limit))
-            rows.append((f"{nodes} nodes", str(layers), *sizes, fits))
-    columns = ("", "layers", "slice", "KV", "peak resident", "goal at most", "kept")
-    print(f"{path.name}, context {CONTEXT}, MiB\n")
-    print(table(columns, rows))
+            for process in processes:
+                peak, layers = peak_resident(process.pid or 0), process.layers
+                size, kv = cache.ensure(path, layers).size, len(layers) * per_layer
+                limit = size + kv + ALLOWANCE
+                fits = "yes" if peak <= limit else "NO"
+                sizes = (value / MIB for value in (size, kv, peak, limit))
+                rows.append((f"{nodes} node(s)", str(layers), *sizes, fits))
+    done()
+    return Table(f"{path.name}:", COLUMNS, tuple(rows))
+
+
+async def main(options: argparse.Namespace) -> None:
+    tables = [await table_of(model_path(name)) for name in options.model]
+    about = (
+        conditions("bench.memory"),
+        f"Context {CONTEXT}, after a prompt of {PROMPT} and {TOKENS} tokens, MiB. The goal is "
+        "slice + KV + 150.",
+    )
+    finish(Report(NAME, about, tuple(tables)), options)
 
 
 if __name__ == "__main__":
-    run(main())
+    parser = output_parser(NAME, __doc__)
+    parser.add_argument(
+        "--model", nargs="+", default=["smollm2", "gemma3"], help="smollm2, gemma3, or GGUF files"
+    )
+    run(main(parser.parse_args()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -15,31 +14,28 @@ import llama_cpp
 import numpy as np
 import uvloop
 
-from meshnet.cli.local import LocalModel, cut_model, local_nodes, node_config, served_model
+from meshnet.cli.local import (
+    WORKER_COMMAND,
+    LocalModel,
+    cut_model,
+    node_config,
+    served_model,
+    split,
+)
 from meshnet.cli.options import NodeOptions
 from meshnet.cli.settings import Settings
-from meshnet.domain.layers import even_ranges
+from meshnet.domain.generation import Speculation
 from meshnet.domain.sampling import SamplingParams
 from meshnet.engine.llamacpp.library import llama_ready
 from meshnet.model.demo import demo_model, gemma_model
 from meshnet.model.description import describe
 from meshnet.model.gguf import read_index
+from meshnet.node.config import CHUNK_TOKENS
 from meshnet.node.supervisor import NodeProcess
 from meshnet.session.generate import ChainModel
 from meshnet.session.service import GenerationSummary, TextRequest
 
 GREEDY = SamplingParams(temperature=0.0)
-
-
-def arguments(description: str | None) -> argparse.Namespace:
-    """Options that every measurement has."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="smollm2", help="smollm2, gemma3, or a GGUF file")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each, interleaved")
-    parser.add_argument("--threads", type=int, default=1, help="threads of each node and the peer")
-    return parser.parse_args()
 
 
 def model_path(name: str) -> Path:
@@ -76,7 +72,9 @@ class Run:
 class Unsplit:
     """The peer: llama.cpp through its Python binding's C functions, greedy, in one process."""
 
-    def __init__(self, path: Path, threads: int, context_length: int, chunk: int = 128) -> None:
+    def __init__(
+        self, path: Path, threads: int, context_length: int, chunk: int = CHUNK_TOKENS
+    ) -> None:
         llama_ready()
         self._chunk = chunk
         self._model = llama_cpp.llama_model_load_from_file(
@@ -126,29 +124,55 @@ class Unsplit:
         return int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())
 
 
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Where a node process runs: what to put before its command, and where it listens."""
+
+    command: tuple[str, ...] = ()
+    listen: str = "127.0.0.1:0"
+
+
 @asynccontextmanager
 async def chain_of(
     path: Path, nodes: int, threads: int, context_length: int
 ) -> AsyncIterator[tuple[ChainModel, list[NodeProcess]]]:
     """The model over that many node processes on loopback."""
-    options = NodeOptions(nodes, threads, context_length, sessions=1)
+    places = [NodePlace()] * nodes
+    async with chain_on(places, path, threads, context_length) as chain:
+        yield chain
+
+
+@asynccontextmanager
+async def chain_on(
+    places: Sequence[NodePlace], path: Path, threads: int, context_length: int
+) -> AsyncIterator[tuple[ChainModel, list[NodeProcess]]]:
+    """The model over a node process at each place, cut as the commands cut it for one reader."""
+    options = NodeOptions(len(places), threads, context_length, sessions=1)
     model = LocalModel(path, path.stem)
-    ranges = even_ranges(describe(read_index(path)).total_layers, nodes)
-    cuts = cut_model(model, ranges, Settings.from_environment(), options)
-    configs = [
-        node_config(number, cut, options, "127.0.0.1:0", None)
-        for number, cut in enumerate(cuts, start=1)
+    cuts = cut_model(model, split(model, options), Settings.from_environment(), options)
+    processes = [
+        NodeProcess(
+            (*place.command, *WORKER_COMMAND),
+            node_config(number, cut, options, place.listen, None),
+        )
+        for number, (place, cut) in enumerate(zip(places, cuts, strict=True), start=1)
     ]
-    async with (
-        local_nodes(configs) as (addresses, processes),
-        served_model(model, addresses, cuts[0].model_digest) as served,
-    ):
-        yield served, processes
+    try:
+        addresses = await asyncio.gather(*(process.start() for process in processes))
+        async with served_model(model, addresses, cuts[0].model_digest) as served:
+            yield served, processes
+    finally:
+        await asyncio.gather(*(process.stop() for process in processes))
 
 
-async def generate(model: ChainModel, prompt: Sequence[int], count: int) -> Run:
+async def generate(
+    model: ChainModel,
+    prompt: Sequence[int],
+    count: int,
+    speculation: Speculation = Speculation.OFF,
+) -> Run:
     """One greedy generation of ``count`` tokens through the chain."""
-    request = TextRequest(tuple(prompt), GREEDY, count, ignore_end=True)
+    request = TextRequest(tuple(prompt), GREEDY, count, ignore_end=True, speculation=speculation)
     tokens: list[int] = []
     summary: GenerationSummary | None = None
     async for event in model.generate(request):

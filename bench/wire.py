@@ -10,6 +10,7 @@ many steps a second a chain of two takes from 16 generations at once.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import statistics
@@ -19,10 +20,11 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from bench.setup import GREEDY, run, table
+from bench.report import Cell, Column, Report, Table, conditions, finish, output_parser
+from bench.setup import GREEDY, run
 from meshnet.cli.local import local_nodes
-from meshnet.domain.frames import ChunkInfo, DecodeFrame, DecodeStep, PrefillChunk, SessionKey
-from meshnet.domain.ids import NodeId, new_route_session_id
+from meshnet.domain.frames import ChunkInfo, DecodeFrame, DecodeStep, PrefillChunk
+from meshnet.domain.ids import NodeId, SessionKey, new_route_session_id
 from meshnet.domain.layers import even_ranges
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.nodes import FlowControl
@@ -39,15 +41,16 @@ from meshnet.wire.compression import Compression
 from meshnet.wire.convert import encode_request
 from meshnet.wire.narrow import tensor_of
 
+NAME = "wire"
 WIDTH, CHUNK, LAYERS, TOKENS, SESSIONS = 4096, 128, 4, 1000, 16
 
 
-def sizes() -> list[tuple[object, ...]]:
+def sizes() -> list[tuple[Cell, ...]]:
     """Bytes on the wire by type and packing, and a decode step's bytes over its tensor."""
     draw = np.random.default_rng(0)
     key = SessionKey(new_route_session_id(), 0)
     exact = CacheExpectation(CacheMode.EXACT, 1000)
-    lines: list[tuple[object, ...]] = []
+    lines: list[tuple[Cell, ...]] = []
     for dtype in DType:
         row = tensor_of(RESIDUAL, draw.normal(size=(1, WIDTH)).astype(np.float32), dtype)
         rows = tensor_of(RESIDUAL, draw.normal(size=(CHUNK, WIDTH)).astype(np.float32), dtype)
@@ -96,25 +99,43 @@ def quantile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100)[percent - 1]
 
 
-async def main() -> None:
-    print(f"bytes, width {WIDTH}; a chunk has {CHUNK} tokens\n")
-    chunks = (f"chunk, {compression.value}" for compression in Compression)
-    print(table(("type", "decode step", "over its tensor", *chunks), sizes()))
-    lines = []
-    for nodes in (1, 2, 4):
-        async with fixture_chain(nodes) as model:
-            await gaps(model, 100)
-            measured = await gaps(model, TOKENS)
-        p50, p99 = quantile(measured, 50), quantile(measured, 99)
-        lines.append((nodes, f"{p50:.2f}", f"{p99:.2f}", f"{p50 / nodes:.2f}"))
-    print("\na decode step through all nodes and back, ms\n")
-    print(table(("nodes", "p50", "p99", "p50 / node"), lines))
+async def steps(nodes: int) -> tuple[Cell, ...]:
+    """A line: how long a decode step takes through that many nodes and back."""
+    async with fixture_chain(nodes) as model:
+        await gaps(model, 100)
+        measured = await gaps(model, TOKENS)
+    p50, p99 = quantile(measured, 50), quantile(measured, 99)
+    return (nodes, p50, p99, p50 / nodes)
+
+
+async def steps_a_second() -> float:
+    """Steps a second that each of two nodes takes from many generations at once."""
     async with fixture_chain(2) as model:
         started = time.perf_counter()
         counts = await asyncio.gather(*(gaps(model, TOKENS // 4) for _ in range(SESSIONS)))
-        rate = sum(map(len, counts)) / (time.perf_counter() - started)
-    print(f"\n{SESSIONS} generations at once through 2 nodes: {rate:.0f} steps/s a node")
+        return sum(map(len, counts)) / (time.perf_counter() - started)
+
+
+async def main(options: argparse.Namespace) -> None:
+    chunks = (Column(f"chunk, {compression.value}") for compression in Compression)
+    size_columns = (Column("type"), Column("decode step"), Column("over its tensor"), *chunks)
+    step_columns = (
+        Column("nodes"),
+        *(Column(f"{word}, ms", 2) for word in ("p50", "p99", "p50 a node")),
+    )
+    lines = [await steps(nodes) for nodes in (1, 2, 4)]
+    rate = await steps_a_second()
+    tables = (
+        Table(f"Bytes, width {WIDTH}; a chunk has {CHUNK} tokens:", size_columns, tuple(sizes())),
+        Table("A decode step through all nodes and back:", step_columns, tuple(lines)),
+        Table(
+            f"{SESSIONS} generations at once through 2 nodes:",
+            (Column("steps/s a node", 0),),
+            ((rate,),),
+        ),
+    )
+    finish(Report(NAME, (conditions("bench.wire"),), tables), options)
 
 
 if __name__ == "__main__":
-    run(main())
+    run(main(output_parser(NAME, __doc__).parse_args()))

@@ -1,0 +1,191 @@
+"""How many tokens come for 1 to 16 readers at once, and how evenly?
+
+    python -m bench.concurrency [--model smollm2|gemma3|FILE] [--runs 3] [--threads 1]
+
+All systems are servers with the OpenAI API, and one client reads their streams: ``meshnet serve``
+over two nodes, ``llama-server`` over two RPC servers, and ``llama-server`` unsplit with one node's
+threads and with both nodes' threads. They take turns. Then four readers are under way when a
+prompt of 2,048 tokens comes: how long do they wait for their next token?
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.contest import random_prompts
+from bench.llamacpp import HERE, Place, ServerPlan, free_port, llama_server, process, until_ready
+from bench.load import CompletionClient, Intrusion, Load, at_once, intrude, percentile
+from bench.peers import Peers, peers
+from bench.report import Column, Report, Table, conditions, contest_parser, done, finish, progress
+from bench.setup import median, model_path, run
+from meshnet.engine.llamacpp.vocabulary import Vocabulary
+from meshnet.node.config import CHUNK_TOKENS
+
+NAME = "concurrency"
+NODES = 2
+SMALL_BATCH = CHUNK_TOKENS
+"""Of the peer's second try at a long prompt: as many tokens as a Meshnet node takes at a time."""
+LOAD_COLUMNS = (
+    Column("readers"),
+    Column(""),
+    Column("tokens/s in all"),
+    Column("gap p50, ms"),
+    Column("gap p99, ms"),
+)
+INTRUSION_COLUMNS = (
+    Column(""),
+    Column("gap p50, ms", 0),
+    Column("gap p99, ms", 0),
+    Column("longest, ms", 0),
+    Column("long prompt's first token, s"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is asked for."""
+
+    levels: tuple[int, ...] = (1, 2, 4, 8, 16)
+    prompt: int = 16
+    tokens: int = 48
+    readers: int = 4
+    """Under way when the long prompt comes."""
+    long: int = 2048
+    room: int = 1536
+    """Tokens that a reader may get until the long prompt is through."""
+
+    @property
+    def slots(self) -> int:
+        """Generations that a server must take at once."""
+        return max(*self.levels, self.readers + 1)
+
+    @property
+    def context(self) -> int:
+        """Tokens of one generation."""
+        return max(self.long, self.prompt + self.room) + 64
+
+
+QUICK = Sizes(levels=(1, 2), tokens=6, readers=2, long=192, room=64)
+
+
+@asynccontextmanager
+async def meshnet_serve(path: Path, threads: int, sizes: Sizes) -> AsyncIterator[str]:
+    """The gateway over two nodes, as a user starts it; yields its address."""
+    port = free_port(HERE)
+    command = [sys.executable, "-c", "from meshnet.cli.entry import main; main()", "serve"]
+    command += [str(path), "--nodes", str(NODES), "--threads", str(threads), "--port", str(port)]
+    command += ["--ctx", str(sizes.context), "--sessions", str(sizes.slots), "--name", "model"]
+    command += ["--speculation", "off"]
+    with process(command) as running:
+        url = f"http://{HERE}:{port}"
+        await until_ready(f"{url}/v1/models", running)
+        yield url
+
+
+class Contest:
+    """The servers that are up, each with its client."""
+
+    def __init__(self, stack: AsyncExitStack, forbidden: Sequence[int]) -> None:
+        self._stack = stack
+        self._forbidden = forbidden
+        self.clients: dict[str, CompletionClient] = {}
+
+    def add(self, name: str, url: str) -> None:
+        """A server that is up."""
+        client = CompletionClient(url, "model", self._forbidden)
+        self._stack.push_async_callback(client.close)
+        self.clients[name] = client
+
+    async def start(self, programs: Peers, plan: ServerPlan, sizes: Sizes) -> None:
+        """Start all that are compared; ``plan`` is that of one node's threads."""
+        path, threads, total = plan.model, plan.threads, NODES * plan.threads
+        both = replace(plan, threads=total)
+        small = replace(both, batch=SMALL_BATCH)
+        peers_: dict[str, tuple[ServerPlan, list[Place]]] = {
+            f"llama-server unsplit, {threads} thread(s)": (plan, []),
+            f"llama-server unsplit, {total} threads": (both, []),
+            f"llama-server unsplit, {total} threads, batch {SMALL_BATCH}": (small, []),
+            f"llama-server over RPC, {NODES} x {threads} thread(s)": (plan, [Place()] * NODES),
+        }
+        for name, (chosen, places) in peers_.items():
+            progress(f"starting {name}")
+            server = await self._stack.enter_async_context(llama_server(programs, chosen, places))
+            self.add(name, server.url)
+        name = f"Meshnet, {NODES} x {threads} thread(s)"
+        progress(f"starting {name}")
+        self.add(name, await self._stack.enter_async_context(meshnet_serve(path, threads, sizes)))
+        done()
+
+
+async def load_table(contest: Contest, path: Path, sizes: Sizes, runs: int) -> Table:
+    """Every level, every server, in turns."""
+    names = [name for name in contest.clients if not name.endswith(f"batch {SMALL_BATCH}")]
+    rows: list[tuple[str | int | float, ...]] = []
+    for level in sizes.levels:
+        made: dict[str, list[Load]] = {name: [] for name in names}
+        for number in range(runs):
+            prompts = random_prompts(path, sizes.prompt, level, first=1000 * number)
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                progress(f"{level} reader(s), run {number + 1} of {runs}: {name}")
+                made[name].append(await at_once(contest.clients[name], prompts, sizes.tokens))
+        for name in names:
+            gaps = [gap for load in made[name] for gap in load.gaps_ms]
+            rate = median([load.rate for load in made[name]])
+            rows.append((level, name, rate, percentile(gaps, 50), percentile(gaps, 99)))
+    done()
+    return Table("Readers at once:", LOAD_COLUMNS, tuple(rows))
+
+
+async def intrusion_table(contest: Contest, path: Path, sizes: Sizes) -> Table:
+    """Every server once: a long prompt while readers are under way."""
+    running = random_prompts(path, sizes.prompt, sizes.readers, first=20_000)
+    (long,) = random_prompts(path, sizes.long, 1, first=30_000)
+
+    def row(name: str, made: Intrusion) -> tuple[str | float, ...]:
+        gaps = made.gaps_ms
+        return (name, percentile(gaps, 50), percentile(gaps, 99), max(gaps), made.first)
+
+    rows = []
+    for name, client in contest.clients.items():
+        progress(f"a prompt of {sizes.long} beside {sizes.readers} readers: {name}")
+        rows.append(row(name, await intrude(client, running, sizes.room, long)))
+    done()
+    caption = f"{sizes.readers} readers while a prompt of {sizes.long} tokens is computed:"
+    return Table(caption, INTRUSION_COLUMNS, tuple(rows))
+
+
+async def main(options: argparse.Namespace) -> None:
+    path, programs = model_path(options.model), peers()
+    sizes = QUICK if options.quick else Sizes()
+    with Vocabulary.load(path) as vocabulary:
+        forbidden = sorted(vocabulary.end_of_generation)
+    async with AsyncExitStack() as stack:
+        contest = Contest(stack, forbidden)
+        plan = ServerPlan(path, options.threads, sizes.context, sizes.slots)
+        await contest.start(programs, replace(plan, extra=options.peer_args), sizes)
+        warm_up = random_prompts(path, sizes.prompt, 2, first=40_000)
+        for client in contest.clients.values():
+            await at_once(client, warm_up, sizes.tokens)
+        tables = (
+            await load_table(contest, path, sizes, options.runs),
+            await intrusion_table(contest, path, sizes),
+        )
+    about = (
+        conditions("bench.concurrency"),
+        f"{path.name}, {sizes.tokens} tokens after prompts of {sizes.prompt}, streamed over HTTP. "
+        f"Tokens/s: median of {options.runs} runs in turns, prompts included in the time; gaps: of "
+        "all readers and runs.",
+    )
+    finish(Report(NAME, about, tables), options)
+
+
+if __name__ == "__main__":
+    parser = contest_parser(NAME, __doc__)
+    parser.add_argument("--threads", type=int, default=1, help="threads of each node and server")
+    run(main(parser.parse_args()))

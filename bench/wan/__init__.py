@@ -1,0 +1,1 @@
+"""Several machines in one: network namespaces behind a router that delays and limits."""
