@@ -40,6 +40,7 @@ check: models ## What CI runs before check-native: format, lint, types, imports,
 	$(BIN)/buf lint proto
 	$(BIN)/python scripts/generate_protos.py --check
 	$(BIN)/python scripts/generate_vectors.py --check
+	$(BIN)/python scripts/generate_architectures_doc.py --check
 	$(MAKE) test
 	$(BIN)/python -m pytest -q -m "(model or slow) and not native"
 
@@ -55,8 +56,12 @@ format: setup ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: models ## Measure: decode speed, memory, transport; prints tables
+bench: models ## Measure beside llama.cpp and its RPC (built once): prints tables; some 25 minutes
 	$(BIN)/python -m bench.decode
+	$(BIN)/python -m bench.prefill
+	$(BIN)/python -m bench.concurrency
+	$(BIN)/python -m bench.links
+	$(BIN)/python -m bench.boundary
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.wire
 	$(BIN)/python -m bench.codec

@@ -17,10 +17,12 @@ from meshnet.domain.ids import Address, Digest, NodeId
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.nodes import Capability, FlowControl, Hop
 from meshnet.domain.recipe import Recipe
+from meshnet.domain.tensors import DType
 from meshnet.engine.base import EngineLimits
-from meshnet.engine.fixture import Fault
+from meshnet.engine.fixture import N_EMBD, Fault
 from meshnet.node.config import FixtureEngineConfig, NodeConfig
 from meshnet.node.worker import WorkerEvent
+from meshnet.wire.narrow import dtypes_for
 
 ROOT = Path(__file__).parents[2]
 BINARIES = Path(os.environ.get("MESHNET_NATIVE_BUILD") or ROOT / "build" / "native")
@@ -51,7 +53,7 @@ class NodeSetup:
         """What the node computes."""
         return Recipe(DIGEST, "fixture", "1", chunk_tokens=self.chunk_tokens)
 
-    def capability(self) -> Capability:
+    def capability(self, dtypes: tuple[DType, ...]) -> Capability:
         """What the node should say of itself."""
         return Capability(
             self.node_id,
@@ -62,6 +64,7 @@ class NodeSetup:
             "fixture",
             self.context_length,
             self.flow,
+            dtypes,
             next_address=self.next_address,
         )
 
@@ -78,6 +81,7 @@ class ExternalNode:
 
     def __init__(self, language: Language, setup: NodeSetup) -> None:
         self.setup = setup
+        self.dtypes = dtypes_for(N_EMBD) if language == "python" else (DType.FLOAT32,)
         command, first_line = _COMMANDS[language](setup)
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
@@ -169,6 +173,7 @@ def _native_command(setup: NodeSetup) -> tuple[list[str], bytes]:
         "--model-digest": fingerprint.model_artifact_digest,
         "--recipe-digest": fingerprint.runtime_recipe_digest,
         "--recipe-id": fingerprint.recipe_id,
+        "--recipe-version": fingerprint.recipe_version,
         "--chunk-tokens": setup.chunk_tokens,
         "--context": setup.context_length,
         "--max-sessions": setup.flow.max_sessions,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from meshnet.domain.frames import (
+    AttachReturn,
     Cancel,
     ChunkInfo,
     DecodeFrame,
@@ -16,18 +19,19 @@ from meshnet.domain.frames import (
     OpenSession,
     PrefillChunk,
     Release,
+    ReturnedTokens,
+    ReturnPath,
     SeamReply,
     SeamRequest,
     SessionFailed,
-    SessionKey,
     SessionOpened,
     SessionReleased,
     SessionTerms,
     StepAck,
     TokenReply,
 )
-from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec
-from meshnet.domain.ids import Address, Digest, NodeId, RouteSessionId
+from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec, Speculation
+from meshnet.domain.ids import Address, Digest, NodeId, RouteSessionId, SessionKey
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, CacheResult
 from meshnet.domain.nodes import Capability, FlowControl, Hop, HopTimings
@@ -35,6 +39,7 @@ from meshnet.domain.recipe import Fingerprint
 from meshnet.domain.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenLogprob
 from meshnet.domain.status import StatusCode, StructuredStatus
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
+from meshnet.domain.tracing import TraceContext
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For tests over these strategies: how long an example takes depends on what else runs."""
@@ -47,7 +52,8 @@ HOPS = (
     Hop(NodeId("middle"), Address("10.0.0.2:50051"), LayerRange(8, 20)),
     Hop(NodeId("tail"), Address("[fe80::1]:50051"), LayerRange(20, 30)),
 )
-TERMS = SessionTerms(KEY, FINGERPRINT, HOPS, deadline_unix_nanos=1_800_000_000_000_000_000)
+TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+TERMS = SessionTerms(KEY, FINGERPRINT, HOPS, 1_800_000_000_000_000_000, TRACE)
 SAMPLING = SamplingParams(
     temperature=0.0,
     top_k=40,
@@ -63,7 +69,9 @@ SAMPLING = SamplingParams(
     logprobs=True,
 )
 TIMINGS = (
-    HopTimings(NodeId("middle"), LayerRange(8, 20), 300, 5_000_000, 7, 70_000, 900, 2**40),
+    HopTimings(
+        NodeId("middle"), LayerRange(8, 20), 300, 5_000_000, 7, 70_000, 900, 2**40, 1, 2, 3, 4, 5
+    ),
     HopTimings(NodeId("tail"), LayerRange(20, 30)),
 )
 CAPABILITY = Capability(
@@ -78,6 +86,7 @@ CAPABILITY = Capability(
     dtypes=(DType.FLOAT32, DType.Q8_0),
     next_address=Address("10.0.0.3:50051"),
 )
+RICH_TOKEN = GeneratedToken(301, 0, -0.25, (TokenLogprob(0, -0.25), TokenLogprob(9, -3.0)))
 
 
 def residual(rows: int, width: int, fill: int = 1) -> EngineTensor:
@@ -103,22 +112,40 @@ def prefill_chunk(rows: int = 3, width: int = 8) -> PrefillChunk:
     )
 
 
+FORK = CacheExpectation(CacheMode.FORK, 256, SessionKey(RouteSessionId("gen-earlier"), 3))
 REQUESTS: tuple[SeamRequest, ...] = (
     Generate(1, TERMS, GenerationSpec((1, 2, 3), SAMPLING, 64, frozenset({2, 0})), 16),
+    Generate(2, TERMS, GenerationSpec((1,), speculation=Speculation.ON), 16),
+    Generate(3, TERMS, GenerationSpec((1,), speculation=Speculation.OFF), 16),
     OpenSession(0, TERMS, SAMPLING, (4, 5, 6), FlowControl(1, 2**31, 5, 2)),
+    OpenSession(
+        1,
+        TERMS,
+        SAMPLING,
+        (),
+        FlowControl(),
+        return_path=ReturnPath(Address("10.0.0.1:50051"), bytes(range(16))),
+    ),
+    OpenSession(2, TERMS, SAMPLING, (), FlowControl(max_positions=9), positions=300, begin=FORK),
+    replace(prefill_chunk(), expectation=FORK, position=256),
     prefill_chunk(),
     DecodeFrame((decode_step(1, 300), decode_step(2, 0))),
     GrantTokens(0, 0),
+    DecodeFrame((replace(decode_step(1, 301), tensor=residual(3, 8), proposed=(7, 0)),)),
     Cancel(0, ""),
+    DecodeFrame((replace(decode_step(1, 302), truncate=True),)),
     Cancel(2**32 - 1, "the client went away"),
     Release(0),
+    Release(1, keep=True),
+    AttachReturn(3, KEY, bytes(range(64))),
+    ReturnedTokens((TokenReply(3, 9, GeneratedToken(301, 7)), TokenReply(4, 2, RICH_TOKEN))),
 )
 REPLIES: tuple[SeamReply, ...] = (
     SessionOpened(0, FlowControl()),
+    SessionOpened(1, FlowControl(), 32),
+    SessionOpened(1, FlowControl(), pieces=(1, 32), cached_tokens=256),
     StepAck(1, 0, True, CacheResult(False, 0)),
-    TokenReply(
-        2, 9, GeneratedToken(301, 0, -0.25, (TokenLogprob(0, -0.25), TokenLogprob(9, -3.0)))
-    ),
+    TokenReply(2, 9, RICH_TOKEN),
     TokenReply(0, 0, GeneratedToken(0, 0)),
     SessionFailed(
         3, StructuredStatus(StatusCode.CACHE_MISS, True, "position 4, 3 held", {"held": "3"})
@@ -142,12 +169,19 @@ _layers = st.integers(0, 2**32 - 2).flatmap(
 )
 _hops = st.builds(Hop, _NAMES.map(NodeId), _NAMES.map(Address), _layers)
 _fingerprints = st.builds(Fingerprint, _TEXTS.map(Digest), _TEXTS.map(Digest), _TEXTS, _U32, _U32)
+traces = st.builds(
+    TraceContext,
+    st.integers(1, 2**128 - 1).map(lambda number: f"{number:032x}"),
+    st.integers(1, 2**64 - 1).map(lambda number: f"{number:016x}"),
+    st.integers(0, 255),
+)
 _terms = st.builds(
     SessionTerms,
     _keys,
     _fingerprints,
     st.lists(_hops, min_size=1, max_size=3).map(tuple),
     st.integers(0, 2**63 - 1),
+    st.none() | traces,
 )
 _flows = st.builds(
     FlowControl,
@@ -177,8 +211,14 @@ _specs = st.builds(
     _sampling,
     st.none() | st.integers(1, 2**32 - 1),
     st.frozensets(_U32, max_size=4),
+    st.sampled_from(Speculation),
 )
-_expectations = st.builds(CacheExpectation, st.sampled_from(CacheMode), _U32)
+_expectations = st.one_of(
+    st.builds(
+        CacheExpectation, st.sampled_from([m for m in CacheMode if m is not CacheMode.FORK]), _U32
+    ),
+    st.builds(CacheExpectation, st.just(CacheMode.FORK), st.integers(1, 2**32 - 1), _keys),
+)
 
 
 @st.composite
@@ -222,23 +262,28 @@ def _prefills(draw: st.DrawFn) -> PrefillChunk:
     )
 
 
-def _rows(dtype: DType, width: int) -> st.SearchStrategy[EngineTensor]:
-    size = dtype.byte_length(width)
-    data = st.binary(min_size=size, max_size=size)
-    return st.builds(EngineTensor, st.just(RESIDUAL), st.just(dtype), st.just((1, width)), data)
+@st.composite
+def _decode_step(draw: st.DrawFn) -> DecodeStep:
+    dtype, width = draw(st.sampled_from(DType)), 32 * draw(st.integers(1, 4))
+    proposed = draw(st.lists(_U32, max_size=3).map(tuple))
+    rows = 1 + len(proposed)
+    size = dtype.byte_length(rows * width)
+    tensor = EngineTensor(
+        RESIDUAL, dtype, (rows, width), draw(st.binary(min_size=size, max_size=size))
+    )
+    return DecodeStep(
+        draw(_U32),
+        draw(_U32),
+        draw(_U64),
+        tensor,
+        proposed=proposed,
+        truncate=draw(st.booleans()),
+    )
 
 
-_decode_steps = st.builds(
-    DecodeStep,
-    _U32,
-    _U32,
-    _U64,
-    st.tuples(st.sampled_from(DType), st.integers(1, 4)).flatmap(
-        lambda kind: _rows(kind[0], kind[1] * 32)
-    ),
-)
+_decode_steps = _decode_step()
 _timings = st.lists(
-    st.builds(HopTimings, _NAMES.map(NodeId), _layers, _U32, _U64, _U32, _U64, _U64, _U64),
+    st.builds(HopTimings, _NAMES.map(NodeId), _layers, _U32, _U64, _U32, *[_U64] * 8, _U32, _U32),
     max_size=2,
 ).map(tuple)
 _failures = st.builds(
@@ -257,19 +302,33 @@ _generated = st.builds(
     st.lists(st.builds(TokenLogprob, _U32, _logprobs), max_size=3).map(tuple),
 )
 
+_secrets = st.binary(min_size=16, max_size=64)
+_return_paths = st.none() | st.builds(ReturnPath, _NAMES.map(Address), _secrets)
+_token_replies = st.builds(TokenReply, _U32, _U64, _generated)
+
 requests: st.SearchStrategy[SeamRequest] = st.one_of(
     st.builds(Generate, _U32, _terms, _specs, _U32),
-    st.builds(OpenSession, _U32, _terms, _sampling, _TOKENS, _flows),
+    st.builds(
+        OpenSession,
+        _U32,
+        _terms,
+        _sampling,
+        _TOKENS,
+        _flows,
+        return_path=_return_paths,
+    ),
     _prefills(),
     st.builds(DecodeFrame, st.lists(_decode_steps, min_size=1, max_size=4).map(tuple)),
     st.builds(GrantTokens, _U32, _U32),
     st.builds(Cancel, _U32, _TEXTS),
     st.builds(Release, _U32),
+    st.builds(AttachReturn, _U32, _keys, _secrets),
+    st.builds(ReturnedTokens, st.lists(_token_replies, min_size=1, max_size=3).map(tuple)),
 )
 replies: st.SearchStrategy[SeamReply] = st.one_of(
-    st.builds(SessionOpened, _U32, _flows),
+    st.builds(SessionOpened, _U32, _flows, _U32),
     st.builds(StepAck, _U32, _U64, st.booleans(), st.builds(CacheResult, st.booleans(), _U32)),
-    st.builds(TokenReply, _U32, _U64, _generated),
+    _token_replies,
     st.builds(SessionFailed, _U32, _failures),
     st.builds(SessionReleased, _U32, _timings),
     st.builds(GenerationDone, _U32, st.sampled_from(FinishReason), _timings),

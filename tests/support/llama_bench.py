@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
-from meshnet.domain.frames import SessionKey
-from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.ids import RouteSessionId, SessionKey
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.recipe import Recipe
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
@@ -19,8 +19,22 @@ from meshnet.engine.base import (
 )
 from meshnet.engine.llamacpp.engine import LlamaShardEngine
 from meshnet.model.cache import SliceFile
+from tests.support.tiny_gguf import TinyModel
 
 CHUNK = 16
+LAYERS = 4
+SHARDS = {"head": (0, 1), "middle": (1, 3), "tail": (3, 4), "whole": (0, 4)}
+MODELS = {
+    "llama": TinyModel("llama", layers=LAYERS, quantization=GGMLQuantizationType.Q8_0),
+    "gemma3": TinyModel("gemma3", layers=LAYERS),
+    "qwen3moe": TinyModel("qwen3moe", layers=LAYERS, quantization=GGMLQuantizationType.F16),
+}
+"""Decode steps share a batch in the first alone; see ``exactness``."""
+
+
+def key(name: str) -> SessionKey:
+    """A session's key."""
+    return SessionKey(RouteSessionId(name), 0)
 
 
 def load_request(cut: SliceFile, limits: EngineLimits) -> LoadRequest:

@@ -11,14 +11,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from meshnet.domain.errors import MeshnetError
-from meshnet.domain.frames import Generate, SeamReply, SessionKey, SessionTerms
+from meshnet.domain.frames import Generate, SeamReply, SessionTerms
 from meshnet.domain.generation import GenerationSpec
-from meshnet.domain.ids import Address, Digest, NodeId, new_route_session_id
+from meshnet.domain.ids import Address, Digest, NodeId, SessionKey, new_route_session_id
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.nodes import Capability, FlowControl, Hop
 from meshnet.domain.recipe import Recipe
 from meshnet.domain.sampling import SamplingParams
+from meshnet.domain.tracing import NO_TRACER, Tracer
 from meshnet.engine.base import (
     DecodeRequest,
     EngineLimits,
@@ -29,7 +30,8 @@ from meshnet.engine.base import (
 )
 from meshnet.engine.fixture import Fault, FixtureEngine
 from meshnet.engine.tokenizer import ByteTokenizer
-from meshnet.node.session import NodeParts
+from meshnet.node.parts import NodeParts, boundaries
+from meshnet.node.schedule import Pace
 from meshnet.node.shard import ShardNode
 from meshnet.node.stepper import EngineStepper
 from meshnet.session.chain import Chain, find_chain
@@ -57,7 +59,11 @@ class Setup:
     chunk_tokens: int = 8
     context_length: int = 256
     engine_sessions: int = 8
+    pace: Pace = field(default_factory=Pace)
+    keep_seconds: float = 0.0
+    idle_seconds: float = 300.0
     grpc: bool = False
+    tracer: Tracer = NO_TRACER
 
     def recipe(self) -> Recipe:
         """What the nodes compute."""
@@ -98,15 +104,19 @@ class Mesh:
         naps: list[tuple[float, float]] = []
         engine = self._engine(number, layers, naps)
         limits = engine.capabilities().limits
+        recipe = self.setup.recipe()
         parts = NodeParts(
             NodeId(name),
             engine,
             engine.capabilities(),
-            EngineStepper(engine, self.setup.flow.max_queued_work),
+            EngineStepper(engine, self.setup.flow.max_queued_work, self.setup.pace),
             ChannelPool(self._transport(address)),
             self.setup.flow,
+            tracer=self.setup.tracer,
+            boundaries=boundaries(recipe.fingerprint(), engine.capabilities().n_embd),
+            keep_seconds=self.setup.keep_seconds,
+            idle_seconds=self.setup.idle_seconds,
         )
-        recipe = self.setup.recipe()
         capability = Capability(
             NodeId(name),
             layers,
@@ -116,6 +126,7 @@ class Mesh:
             "fixture",
             limits.context_length,
             self.setup.flow,
+            tuple(parts.boundaries.values()),
         )
         shard = ShardNode(parts, capability, self.setup.chunk_tokens)
         server: GrpcNodeServer | None = None
@@ -163,7 +174,8 @@ class Mesh:
 
     async def model(self) -> ChainModel:
         """The chain as a model of bytes."""
-        return ChainModel("fixture", ByteTokenizer(), await self.chain(), self.channels)
+        chain = await self.chain()
+        return ChainModel("fixture", ByteTokenizer(), chain, self.channels, self.setup.tracer)
 
     async def channel(self, place: int = 0) -> SeamChannel:
         """A stream to a node."""

@@ -15,7 +15,7 @@ from meshnet.domain.lifecycle import LifecycleState
 from meshnet.domain.nodes import Capability, FlowControl, HealthReport
 from meshnet.domain.recipe import Fingerprint
 from meshnet.domain.sampling import SamplingParams, TokenLogprob
-from meshnet.engine.tokenizer import ByteTokenizer
+from meshnet.engine.tokenizer import ByteTokenizer, Tokenizer
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
 
 Node = tuple[Capability, HealthReport]
@@ -57,6 +57,25 @@ def scripted_node(
     return capability, health
 
 
+class Templated:
+    """Bytes, with a chat template of one's own."""
+
+    end_of_generation = ByteTokenizer.end_of_generation
+    n_vocab = ByteTokenizer.n_vocab
+    bos_token = ByteTokenizer.bos_token
+    eos_token = ByteTokenizer.eos_token
+
+    def __init__(self, chat_template: str) -> None:
+        self.chat_template: str | None = chat_template
+        self._bytes = ByteTokenizer()
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+        return self._bytes.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def piece(self, token_id: int, *, special: bool) -> bytes:
+        return self._bytes.piece(token_id, special=special)
+
+
 class ScriptedModel:
     """A ``ModelService``; plays one script for all requests, or the one ``script`` makes for each.
 
@@ -71,12 +90,17 @@ class ScriptedModel:
         name: str = "scripted",
         context_length: int = 1024,
         template_error: MeshnetError | None = None,
+        template: str | None = None,
+        prompt_end: str = "",
     ) -> None:
+        """``template`` tells the format of calls and reasoning; ``prompt_end`` ends every prompt
+        that is made of messages."""
         self._script = script
         self._name = name
         self._context_length = context_length
         self._template_error = template_error
-        self._tokenizer = ByteTokenizer()
+        self._tokenizer: Tokenizer = ByteTokenizer() if template is None else Templated(template)
+        self._prompt_end = prompt_end
         self.nodes: tuple[Node, ...] | Exception = (
             scripted_node("head", LayerRange(0, 2), 4),
             scripted_node("tail", LayerRange(2, 4), 4),
@@ -84,6 +108,7 @@ class ScriptedModel:
         self.node_seconds = 0.0
         self.requests: list[TextRequest] = []
         self.conversations: list[Sequence[Mapping[str, object]]] = []
+        self.tools: list[Sequence[Mapping[str, object]] | None] = []
         self.cancelled: list[TextRequest] = []
         self.running = 0
 
@@ -100,7 +125,7 @@ class ScriptedModel:
         return self._context_length
 
     @property
-    def tokenizer(self) -> ByteTokenizer:
+    def tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
     def prompt_from_messages(
@@ -111,9 +136,9 @@ class ScriptedModel:
         if self._template_error is not None:
             raise self._template_error
         self.conversations.append(messages)
-        return self.prompt_from_text(
-            "".join(f"{turn['role']}: {turn['content']}\n" for turn in messages)
-        )
+        self.tools.append(tools)
+        turns = "".join(f"{turn['role']}: {turn['content']}\n" for turn in messages)
+        return self.prompt_from_text(turns + self._prompt_end)
 
     def prompt_from_text(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.tokenize(text, add_special=False, parse_special=False)

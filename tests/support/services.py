@@ -9,10 +9,10 @@ from meshnet.domain.frames import (
     DecodeFrame,
     SeamReply,
     SeamRequest,
-    SessionKey,
     TokenReply,
 )
 from meshnet.domain.generation import GeneratedToken
+from meshnet.domain.ids import SessionKey
 from meshnet.domain.lifecycle import LifecycleState
 from meshnet.domain.nodes import Capability, HealthReport
 from meshnet.transport.base import ServerSeam, ShardService

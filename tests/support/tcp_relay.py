@@ -9,12 +9,14 @@ import contextlib
 class TcpRelay:
     """Listens on a port of its own and forwards to ``host:port``."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, delay_seconds: float = 0.0) -> None:
+        """``delay_seconds``: how long everything takes in either direction, however much it is."""
         host, port = target.rsplit(":", 1)
         self._target = host, int(port)
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._delay = delay_seconds
         self._open = asyncio.Event()
         self._open.set()
 
@@ -46,9 +48,13 @@ class TcpRelay:
             self._pumps.add(pump)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
                 await self._open.wait()
+                if self._delay:
+                    loop.call_later(self._delay, sink.write, data)
+                    continue
                 sink.write(data)
                 await sink.drain()
-        sink.close()
+        loop.call_later(self._delay, sink.close)

@@ -16,14 +16,13 @@ from meshnet.domain.frames import (
     PrefillChunk,
     Release,
     SeamReply,
-    SessionKey,
     SessionOpened,
     SessionReleased,
     SessionTerms,
     StepAck,
     TokenReply,
 )
-from meshnet.domain.ids import RouteSessionId, new_route_session_id
+from meshnet.domain.ids import RouteSessionId, SessionKey, new_route_session_id
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, CacheResult
 from meshnet.domain.nodes import FlowControl, Hop

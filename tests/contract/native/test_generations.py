@@ -15,13 +15,12 @@ from meshnet.domain.frames import (
     GenerationDone,
     GrantTokens,
     SessionFailed,
-    SessionKey,
     SessionOpened,
     StepAck,
     TokenReply,
 )
 from meshnet.domain.generation import FinishReason, GenerationSpec
-from meshnet.domain.ids import Address, NodeId
+from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.nodes import FlowControl, Hop
 from meshnet.domain.status import StatusCode

@@ -15,14 +15,13 @@ from meshnet.domain.frames import (
     PrefillChunk,
     Release,
     SessionFailed,
-    SessionKey,
     SessionOpened,
     SessionReleased,
     StepAck,
     TokenReply,
 )
 from meshnet.domain.generation import GenerationSpec
-from meshnet.domain.ids import Address, Digest, NodeId
+from meshnet.domain.ids import Address, Digest, NodeId, SessionKey
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, LifecycleState
 from meshnet.domain.nodes import Hop
@@ -55,7 +54,7 @@ async def _failed(seam: ClientSeam, handle: int, code: StatusCode) -> SessionFai
 async def test_capability_is_what_the_node_was_started_with(
     tail: ExternalNode, tail_peer: Peer
 ) -> None:
-    assert await tail_peer.capability(TIMEOUT) == tail.setup.capability()
+    assert await tail_peer.capability(TIMEOUT) == tail.setup.capability(tail.dtypes)
 
 
 async def test_health_counts_sessions_and_steps(session: Upstream, tail_peer: Peer) -> None:
