@@ -71,7 +71,9 @@ def lay_out(rules: Architecture, structure: Structure, layers: LayerRange) -> La
     after: list[int] = []
     while missing:
         source = _behind(structure, (*before, *layers, *after), missing)
-        if source is not None:
+        # A kind of dense layers alone doesn't come again behind layers with experts.
+        endless = len(after) >= structure.period * len(rules.needs)
+        if source is not None and not endless:
             after.append(source)
         elif structure.period == 1:
             before[:0] = _nearest(structure, missing, layers.start, range(structure.total))[:1]
