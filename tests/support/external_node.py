@@ -160,6 +160,8 @@ def _python_command(setup: NodeSetup) -> tuple[list[str], bytes]:
         limits=EngineLimits(setup.context_length, setup.flow.max_sessions),
         flow=setup.flow,
         chunk_tokens=setup.chunk_tokens,
+        # The other language's node keeps nothing, and both are to answer alike.
+        prefix_cache=False,
     )
     return [sys.executable, "-m", "meshnet.cli.worker"], config.to_json() + b"\n"
 

@@ -65,7 +65,10 @@ void check_timings(const pb::GenerationDone& done, const Chain& chain, uint32_t 
     checks->equal(timing.prefill_tokens(), kPromptLength, "its prompt tokens");
     checks->equal(timing.decode_steps(), decode_steps, "its decode steps");
     checks->that(timing.prefill_engine_nanos() > 0, "its engine was timed");
-    checks->equal(timing.decode_downstream_nanos() > 0, !node.is_tail(), "it waited for others");
+    // Tokens may come straight from the tail, past the nodes between, which then wait for nobody.
+    if (i == 0 || node.is_tail()) {
+      checks->equal(timing.decode_downstream_nanos() > 0, !node.is_tail(), "it waited for others");
+    }
   }
 }
 

@@ -128,7 +128,12 @@ class UpstreamChecks {
     pb::SessionOpened expected;
     expected.set_handle(session.handle);
     *expected.mutable_flow() = receiver().flow();
-    checks_->same(stream_.opened(), expected, "the session's opening");
+    pb::SessionOpened opened = stream_.opened();
+    // What of a step's rows is exact on the nodes behind is for a head that guesses or cuts chunks.
+    opened.clear_step_tokens();
+    opened.clear_least_piece();
+    opened.clear_most_piece();
+    checks_->same(opened, expected, "the session's opening");
   }
 
   // All chunks of the prompt, the first one twice.
