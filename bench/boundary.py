@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.report import Column, Report, Table, conditions, finish, output_parser
-from bench.setup import model_path
+from bench.setup import even_ranges, model_path
 from meshnet.cli.settings import Settings
 from meshnet.domain.errors import InvalidArgumentError
-from meshnet.domain.layers import LayerRange, even_ranges
+from meshnet.domain.layers import LayerRange
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS, Recipe
 from meshnet.domain.tensors import RESIDUAL, DType
 from meshnet.engine.base import EngineLimits, LoadRequest

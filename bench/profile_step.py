@@ -18,11 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.setup import generate, median, model_path, prompt_tokens, run, table
+from bench.setup import even_ranges, generate, median, model_path, prompt_tokens, run, table
 from meshnet.cli.local import LocalModel, cut_model, node_config, served_model
 from meshnet.cli.options import NodeOptions
 from meshnet.cli.settings import Settings
-from meshnet.domain.layers import even_ranges
 from meshnet.model.description import describe
 from meshnet.model.gguf import read_index
 from meshnet.node.supervisor import NodeProcess

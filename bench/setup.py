@@ -25,6 +25,7 @@ from meshnet.cli.local import (
 from meshnet.cli.options import NodeOptions
 from meshnet.cli.settings import Settings
 from meshnet.domain.generation import Speculation
+from meshnet.domain.layers import LayerRange, balanced_ranges
 from meshnet.domain.sampling import SamplingParams
 from meshnet.engine.llamacpp.library import llama_ready
 from meshnet.model.demo import demo_model, gemma_model
@@ -201,3 +202,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def even_ranges(total_layers: int, shards: int) -> tuple[LayerRange, ...]:
+    """``shards`` ranges over ``[0, total_layers)`` whose sizes differ by one at most."""
+    return balanced_ranges((1,) * total_layers, 0, shards, range(1, total_layers))

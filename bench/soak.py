@@ -25,7 +25,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench.setup import GREEDY, model_path, prompt_tokens
+from bench.setup import GREEDY, even_ranges, model_path, prompt_tokens
 from meshnet.cli.local import (
     LocalModel,
     cut_model,
@@ -42,7 +42,6 @@ from meshnet.domain.errors import (
     ResourceExhaustedError,
 )
 from meshnet.domain.ids import Address, NodeId
-from meshnet.domain.layers import even_ranges
 from meshnet.domain.nodes import FlowControl
 from meshnet.engine.base import EngineLimits
 from meshnet.engine.tokenizer import ByteTokenizer, Tokenizer

@@ -21,11 +21,10 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from bench.report import Cell, Column, Report, Table, conditions, finish, output_parser
-from bench.setup import GREEDY, run
+from bench.setup import GREEDY, even_ranges, run
 from meshnet.cli.local import local_nodes
 from meshnet.domain.frames import ChunkInfo, DecodeFrame, DecodeStep, PrefillChunk
 from meshnet.domain.ids import NodeId, SessionKey, new_route_session_id
-from meshnet.domain.layers import even_ranges
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.nodes import FlowControl
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType

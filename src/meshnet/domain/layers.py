@@ -126,14 +126,3 @@ def _lightest(
             weight = before[edges[end]] - before[edges[start]] + extra
             ways.append((max(way[0], weight), way[1] + weight**2, (*way[2], edges[end])))
     return min(ways, default=None)
-
-
-def even_ranges(total_layers: int, shards: int) -> tuple[LayerRange, ...]:
-    """``shards`` ranges over ``[0, total_layers)`` whose sizes differ by one at most."""
-    if not 1 <= shards <= total_layers:
-        raise InvalidArgumentError(
-            "nodes",
-            f"{shards} shards of a model with {total_layers} layers; ask for 1 to {total_layers}",
-        )
-    edges = [total_layers * i // shards for i in range(shards + 1)]
-    return tuple(LayerRange(a, b) for a, b in itertools.pairwise(edges))
