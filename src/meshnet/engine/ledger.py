@@ -8,7 +8,7 @@ keeps the counts and makes the results that are the same on every engine.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -74,7 +74,7 @@ class SessionLedger:
         self._slots: dict[SessionKey, CacheSlot] = {}
         self._epochs: OrderedDict[RouteSessionId, int] = OrderedDict()
         self._cancelled: OrderedDict[SessionKey, None] = OrderedDict()
-        self._counts = MetricsResult()
+        self._counts: Counter[str] = Counter()
 
     @property
     def open_sessions(self) -> int:
@@ -84,7 +84,7 @@ class SessionLedger:
     def metrics(self) -> MetricsResult:
         """All counts since the ledger was made."""
         positions = sum(slot.past_len for slot in self._slots.values())
-        return replace(self._counts, open_sessions=len(self._slots), positions=positions)
+        return MetricsResult(open_sessions=len(self._slots), positions=positions, **self._counts)
 
     def past_len(self, key: SessionKey) -> int:
         """Positions the session's cache holds; 0 for an unknown session."""
@@ -100,7 +100,7 @@ class SessionLedger:
         self._refuse_ended(request.key)
         slot = self._slots.get(request.key)
         if slot is not None and request.idempotency_step in slot.results:
-            self._count(duplicates=1)
+            self._counts["duplicates"] += 1
             return replace(slot.results[request.idempotency_step], duplicate=True)
         held = self._required_len(request)
         if request.position + request.rows > self._context_length:
@@ -122,7 +122,7 @@ class SessionLedger:
         slot.results[request.idempotency_step] = result
         while len(slot.results) > REMEMBERED_STEPS:
             slot.results.popitem(last=False)
-        self._count(rows=request.rows)
+        self._counts["rows"] += request.rows
         return result
 
     def roll_back(self, request: StepRequest, admission: Admission) -> int:
@@ -140,13 +140,14 @@ class SessionLedger:
     def refused(self, request: StepRequest, error: MeshnetError) -> StepResult:
         """The result of a step that wasn't admitted, or was taken back."""
         past_len = self.past_len(request.key)
-        self._count(cache_misses=int(isinstance(error, CacheMissError)))
+        self._counts["cache_misses"] += isinstance(error, CacheMissError)
         hit = past_len == request.expectation.expected_past_len
         return StepResult(status_of(error), None, CacheResult(hit=hit, past_len=past_len))
 
     def note_step(self, engine_nanos: int) -> None:
         """Count a step of the engine, which may have served several requests."""
-        self._count(steps=1, engine_nanos=engine_nanos)
+        self._counts["steps"] += 1
+        self._counts["engine_nanos"] += engine_nanos
 
     def release_all(self) -> None:
         """Give all slots back, as when their caches are lost; their sessions' next steps miss."""
@@ -157,7 +158,7 @@ class SessionLedger:
         """Refuse the session's further steps; returns the slot to clear, if it had one."""
         slot = self._close(key)
         if key not in self._cancelled:
-            self._count(cancelled_sessions=int(slot is not None))
+            self._counts["cancelled_sessions"] += slot is not None
             _remember(self._cancelled, key, None)
         return slot
 
@@ -222,10 +223,6 @@ class SessionLedger:
             self._free.append(slot.number)
             self._free.sort()
         return slot
-
-    def _count(self, **added: int) -> None:
-        totals = {name: getattr(self._counts, name) + value for name, value in added.items()}
-        self._counts = replace(self._counts, **totals)
 
 
 def _same_name(one: SessionKey, other: SessionKey) -> bool:

@@ -81,14 +81,23 @@ class EnginePlan:
     """When each session that generates had its last decode step."""
     decode_rows: int = 1
     """Rows of the last decode step."""
+    done: list[Step] = field(default_factory=list)
+    """Steps that nothing was learnt from yet."""
     computing: bool = False
     """Whether the engine is at a step."""
     coming: bool = False
     """Whether the engine's thread will look at what waits without being told."""
     closed: bool = False
 
-    def learn(self, step: Step) -> None:
-        """Learn from what the engine computed: a refusal or a repeated answer says nothing."""
+    def learn(self) -> None:
+        """Learn from what the engine computed, which needn't be before the next step but one
+        where several kinds of steps wait."""
+        for step in self.done:
+            self._learn_from(step)
+        self.done.clear()
+
+    def _learn_from(self, step: Step) -> None:
+        """A refusal or a repeated answer says nothing."""
         computed = [result.status.ok and not result.duplicate for result in step.results]
         if not step.prefill:
             now = time.monotonic()

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -32,6 +32,7 @@ from meshnet.engine.base import (
     StepRequest,
     StepResult,
 )
+from meshnet.node.engine_thread import EngineThread
 from meshnet.node.figures import NodeFigures
 from meshnet.node.pieces import joined, piece_of
 from meshnet.node.plan import EnginePlan, Step, StepDone, Waiting
@@ -43,6 +44,9 @@ MAX_DECODE_ROWS = 32
 """Rows of one decode step at most, also where more of them would be exact."""
 REMEMBERED_CHUNKS = 8
 """Of each session, so many chunks that come again are answered with the first result."""
+
+NOTED_SECONDS = 0.001
+"""What a step teaches is noted so long after it: then what it gave is on its way."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,7 +60,8 @@ class EngineStepper:
         self._max_queued = max_queued
         self._pace = pace or Pace()
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._thread = EngineThread()
+        self._calls: set[Future[Any]] = set()
         self._plan = EnginePlan()
         self._chunks: dict[SessionKey, OrderedDict[int, StepResult]] = {}
         self.figures = NodeFigures()
@@ -114,7 +119,13 @@ class EngineStepper:
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run another of the engine's operations on its thread, between steps."""
         self._require_open()
-        return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
+        answer: Future[T] = Future()
+        self._calls.add(answer)
+        self._thread.submit(partial(_answer, answer, partial(function, *args, **kwargs)))
+        try:
+            return await asyncio.wrap_future(answer)
+        finally:
+            self._calls.discard(answer)
 
     def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Like :meth:`call`, without waiting for it, and before any step that is asked for later.
@@ -145,7 +156,9 @@ class EngineStepper:
         with self._plan.lock:
             self._plan.closed = True
             left, self._plan.waiting = self._plan.waiting, []
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
+        for call in tuple(self._calls):
+            call.cancel()
         for waiting in left:
             waiting.done.cancel()
 
@@ -181,8 +194,7 @@ class EngineStepper:
         return computing
 
     def _next_turn(self) -> None:
-        with contextlib.suppress(RuntimeError):  # closed meanwhile
-            self._thread.submit(self._turn).add_done_callback(_log_failure)
+        self._thread.submit(self._turn)
 
     def _turn(self) -> None:
         """On the engine's thread: run one step, and come back for the next.
@@ -217,6 +229,8 @@ class EngineStepper:
     def _run_errands(self) -> None:
         with self._plan.lock:
             errands, self._plan.errands = self._plan.errands, []
+            if self._plan.closed:
+                return
         for errand in errands:
             try:
                 errand()
@@ -247,11 +261,12 @@ class EngineStepper:
         plan = self._plan
         held = self._engine.capabilities()
         ready = [waiting.ready(held.exact_pieces) for waiting in plan.waiting]
-        now = time.monotonic()
-        horizon = now - self._pace.talking_seconds
-        plan.talking = {key: at for key, at in plan.talking.items() if at > horizon}
         cut: Cut | None = None
         most = max((each.rows for each in ready if each.prefill), default=0)
+        if most:
+            plan.learn()
+            horizon = time.monotonic() - self._pace.talking_seconds
+            plan.talking = {key: at for key, at in plan.talking.items() if at > horizon}
         if plan.talking and most:
             least = most if held.exact_pieces is None else held.exact_pieces[0]
             cut = self._pace.cut(plan.costs, plan.decode_rows, least, most)
@@ -273,14 +288,14 @@ class EngineStepper:
         return Step(chosen, requests, tuple(results), began, time.perf_counter_ns() - began)
 
     def _settle(self, step: Step) -> list[StepResult | None]:
-        """Learn from a step; the answers to its requests, None for a chunk that isn't done.
+        """The answers to a step's requests, None for a chunk that isn't done.
 
         The rest of such a chunk waits for its next turn.
         """
         for waiting in step.chosen:
             waiting.started = step.began if waiting.started is None else waiting.started
         with self._plan.lock:
-            self._plan.learn(step)
+            self._plan.done.append(step)
         if not step.prefill:
             return list(step.results)
         first, result = step.chosen[0], step.results[0]
@@ -294,8 +309,6 @@ class EngineStepper:
 
     def _deliver(self, step: Step, answers: Sequence[StepResult | None]) -> None:
         """Tell those who wait; on the loop."""
-        waits = [step.began - waiting.arrived for waiting in step.chosen]
-        self.figures.stepped(step.requests, step.results, waits, step.nanos)
         for result in step.results:
             if result.status.ok:
                 self.steps_done += 1
@@ -310,6 +323,13 @@ class EngineStepper:
                     waiting.take(waiting.done)
             elif answer is None and self._plan.closed:
                 waiting.done.cancel()
+        self._loop.call_later(NOTED_SECONDS, self._note, step)
+
+    def _note(self, step: Step) -> None:
+        waits = [step.began - waiting.arrived for waiting in step.chosen]
+        self.figures.stepped(step.requests, step.results, waits, step.nanos)
+        with self._plan.lock:
+            self._plan.learn()
 
     def _break(self, chosen: Sequence[Waiting], failure: Exception) -> None:
         LOGGER.error("the engine broke its contract", exc_info=failure)
@@ -321,6 +341,10 @@ class EngineStepper:
                     waiting.take(waiting.done)
 
 
-def _log_failure(future: Future[Any]) -> None:
-    if not future.cancelled() and future.exception() is not None:
-        LOGGER.error("an engine operation failed", exc_info=future.exception())
+def _answer(answer: Future[T], function: Callable[[], T]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        answer.set_exception(error)

@@ -18,6 +18,11 @@ REPEATED = StepResult(OK, TokenOutput(7), duplicate=True)
 REFUSED = StepResult(status_of(CacheMissError("other length")))
 
 
+def learn(plan: EnginePlan, ended: Step) -> None:
+    plan.done.append(ended)
+    plan.learn()
+
+
 def decode(key: SessionKey, rows: int) -> StepRequest:
     return DecodeRequest(key, 4, CacheExpectation(CacheMode.EXACT, 4), 1, (7,) * rows)
 
@@ -32,7 +37,7 @@ def step(requests: list[StepRequest], *results: StepResult) -> Step:
 
 def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
     plan = EnginePlan()
-    plan.learn(step([decode(key, 2) for key in KEYS], DONE, DONE))
+    learn(plan, step([decode(key, 2) for key in KEYS], DONE, DONE))
     assert plan.costs.means == {4: 1.0}
     assert plan.decode_rows == 4
     assert set(plan.talking) == set(KEYS)
@@ -40,7 +45,7 @@ def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
 
 def test_a_chunk_tells_what_its_rows_take():
     plan = EnginePlan()
-    plan.learn(step([prefill(KEYS[0], 30)], DONE))
+    learn(plan, step([prefill(KEYS[0], 30)], DONE))
     assert plan.costs.means == {30: 1.0}
     assert not plan.talking
 
@@ -48,11 +53,11 @@ def test_a_chunk_tells_what_its_rows_take():
 @pytest.mark.parametrize("other", [REFUSED, REPEATED], ids=["refused", "repeated"])
 def test_of_a_step_that_wasnt_computed_whole_its_talkers_alone_are_learned(other):
     plan = EnginePlan()
-    plan.learn(step([decode(key, 2) for key in KEYS], DONE, other))
+    learn(plan, step([decode(key, 2) for key in KEYS], DONE, other))
     assert not plan.costs.means
     assert plan.decode_rows == 1
     assert set(plan.talking) == {KEYS[0]}
-    plan.learn(step([prefill(KEYS[0], 30)], other))
+    learn(plan, step([prefill(KEYS[0], 30)], other))
     assert not plan.costs.means
 
 
@@ -61,8 +66,8 @@ def test_more_rows_than_any_chunk_has_are_not_remembered(
     made: Callable[[SessionKey, int], StepRequest],
 ):
     plan = EnginePlan()
-    plan.learn(step([made(KEYS[0], MAX_CHUNK_TOKENS + 1)], DONE))
+    learn(plan, step([made(KEYS[0], MAX_CHUNK_TOKENS + 1)], DONE))
     assert not plan.costs.means
     assert plan.decode_rows == 1
-    plan.learn(step([made(KEYS[0], MAX_CHUNK_TOKENS)], DONE))
+    learn(plan, step([made(KEYS[0], MAX_CHUNK_TOKENS)], DONE))
     assert set(plan.costs.means) == {MAX_CHUNK_TOKENS}

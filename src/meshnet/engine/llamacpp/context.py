@@ -173,8 +173,9 @@ class LlamaContext:
         if self._tap is not None:
             return self._tap.rows(count)
         outputs = sum(part.outputs for part in parts)
-        logits = llama_cpp.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(logits, (outputs, self.n_vocab))
+        logits = llama_cpp.llama_get_logits(self._context).contents
+        values = (ctypes.c_float * (outputs * self.n_vocab)).from_address(ctypes.addressof(logits))
+        return np.ctypeslib.as_array(values).reshape(outputs, self.n_vocab)
 
     def truncate(self, sequence: int, position: int) -> None:
         """Drop a sequence's cache from ``position`` on; 0 drops all of it."""
@@ -218,13 +219,13 @@ class _InputForm:
     """Positions of a row. libllama repeats a token's position by itself, but not a row's; of text
     the last of several is 0."""
 
-    def of(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The rows in this form, consecutive in memory."""
-        if self.scale is not None:
-            rows = rows * np.float32(self.scale)
-        if self.width > rows.shape[1]:
-            rows = np.pad(rows, ((0, 0), (0, self.width - rows.shape[1])))
-        return np.ascontiguousarray(rows)
+    def write(self, rows: NDArray[np.float32], place: NDArray[np.float32]) -> None:
+        """Put the rows in this form into ``place``, of shape (rows, width), zeros behind them."""
+        values = place[:, : rows.shape[1]]
+        if self.scale is None:
+            values[...] = rows
+        else:
+            np.multiply(rows, np.float32(self.scale), out=values)
 
 
 class _BatchArrays:
@@ -250,8 +251,8 @@ class _BatchArrays:
         ):
             setattr(self.batch, name, ctypes.cast(array.ctypes.data, fields[name]))
         self._token_pointer = ctypes.cast(self._tokens.ctypes.data, fields["token"])
-        self._embd_type = fields["embd"]
-        self._embeddings: NDArray[np.float32] | None = None
+        self._inputs = np.zeros((rows, form.width), np.float32)
+        self._input_pointer = ctypes.cast(self._inputs.ctypes.data, fields["embd"])
 
     def fill(self, parts: Sequence[Rows], *, flag_all: bool) -> int:
         """Write the parts one after another; returns the number of rows."""
@@ -259,23 +260,25 @@ class _BatchArrays:
         self._flags[:] = flag_all
         for part in parts:
             end = start + part.count
-            self._positions[start:end] = np.arange(part.position, part.position + part.count)
+            if end == start + 1:
+                self._positions[start] = part.position
+            else:
+                self._positions[start:end] = np.arange(part.position, part.position + part.count)
             self._sequences[start:end] = part.sequence
-            if part.tokens:
+            if part.embeddings is None:
                 self._tokens[start:end] = part.tokens
+            else:
+                self._form.write(part.embeddings, self._inputs[start:end])
             self._flags[end - part.outputs : end] = 1
             start = end
-        blocks = [part.embeddings for part in parts if part.embeddings is not None]
-        if blocks:
-            # Held until the next call: libllama reads the rows through the pointer.
-            joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-            self._embeddings = self._form.of(joined)
-            self._repeat_positions(start)
-            self.batch.embd = ctypes.cast(self._embeddings.ctypes.data, self._embd_type)
-            self.batch.token = None
-        else:
+        if parts[0].embeddings is None:
             self.batch.embd = None
             self.batch.token = self._token_pointer
+        else:
+            if self._form.positions > 1:
+                self._repeat_positions(start)
+            self.batch.embd = self._input_pointer
+            self.batch.token = None
         self.batch.n_tokens = start
         return start
 
