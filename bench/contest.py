@@ -93,3 +93,11 @@ def require_same_tokens(made: Mapping[str, Sequence[Run]]) -> None:
     for name, runs in made.items():
         if name.startswith("Meshnet") and [run.tokens for run in runs] != expected:
             raise SystemExit(f"{name}: other tokens than the unsplit model's; nothing to compare")
+
+
+def require_equal(made: Mapping[str, Sequence[Run]]) -> None:
+    """The same of runs that differ in nothing that may change a token."""
+    (first, expected), *others = [(name, [run.tokens for run in made[name]]) for name in made]
+    for name, tokens in others:
+        if tokens != expected:
+            raise SystemExit(f"{name}: other tokens than {first}")

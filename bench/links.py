@@ -9,7 +9,8 @@ limit is what no chain can beat without guessing: the unsplit model's time for a
 once for each machine (a token goes through all, and back), and the bytes of the boundary over the
 rate.
 
-With speculation, both guess the next tokens from what the text has had before.
+With speculation, both guess the next tokens from what the text has had before. There both have
+flash attention, with which several rows of a session at once are exact in this libllama.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bench.contest import (
     chain,
     in_turns,
     random_prompts,
+    require_equal,
     require_same_tokens,
     unsplit,
 )
@@ -54,11 +56,10 @@ from meshnet.model.gguf import read_index
 NAME = "links"
 RPC, MESHNET = "llama.cpp RPC", "Meshnet"
 GUESSING_RPC = "llama.cpp RPC, ngram-simple"
-GUESSING_MESHNET = {
-    mode: f"Meshnet, speculation {mode.value}" for mode in (Speculation.AUTO, Speculation.ON)
-}
-GUESSING = ("--spec-type", "ngram-simple")
-NODE_PORT = 7000
+GUESSING_MESHNET = {mode: f"Meshnet, speculation {mode.value}" for mode in Speculation}
+GUESSING = ("--spec-type", "ngram-simple", "--flash-attn", "on")
+NODE_PORTS = {False: 7000, True: 7001}
+"""Without and with flash attention."""
 DECODE_COLUMNS = (
     Column("one way"),
     Column("round trip, ms", 2),
@@ -82,6 +83,7 @@ GUESS_COLUMNS = (
     Column("auto"),
     Column("on"),
     Column("auto ÷ off", 2),
+    Column("auto ÷ limit", 2),
     Column("llama.cpp RPC, ngram-simple"),
 )
 
@@ -100,7 +102,7 @@ class Sizes:
     prompt: int = 16
     tokens: int = 32
     long: int = 512
-    guess_tokens: int = 48
+    guess_tokens: int = 128
 
     @property
     def context(self) -> int:
@@ -130,12 +132,15 @@ async def contenders_on(
             chosen = replace(plan, extra=(*plan.extra, *guessing))
             server = await stack.enter_async_context(llama_server(programs, chosen, places))
             made[name] = server.generate
-        progress(f"starting {MESHNET}")
-        where = [NodePlace(place.command, f"{place.host}:{NODE_PORT}") for place in places]
-        nodes = chain_on(where, plan.model, plan.threads, plan.context_length)
-        model, _ = await stack.enter_async_context(nodes)
-        made[MESHNET] = chain(model)
-        made |= {name: chain(model, mode) for mode, name in GUESSING_MESHNET.items()}
+        for flash, port in NODE_PORTS.items():
+            progress(f"starting {MESHNET}")
+            where = [NodePlace(place.command, f"{place.host}:{port}") for place in places]
+            nodes = chain_on(
+                where, plan.model, plan.threads, plan.context_length, flash_attention=flash
+            )
+            model, _ = await stack.enter_async_context(nodes)
+            modes = GUESSING_MESHNET if flash else {Speculation.OFF: MESHNET}
+            made |= {name: chain(model, mode) for mode, name in modes.items()}
         done()
         yield made
 
@@ -191,15 +196,21 @@ class Measurement:
         with Vocabulary.load(self._path) as vocabulary:
             prompts = {kind: prompt_of(kind, vocabulary) for kind in Kind}
         rows = []
-        names = (MESHNET, *GUESSING_MESHNET.values(), GUESSING_RPC)
+        names = (UNSPLIT, *GUESSING_MESHNET.values(), GUESSING_RPC)
+        boundary_bytes = 4 * describe(read_index(self._path)).n_embd
         for link in self._sizes.guess_links:
             self._net.set(link)
             for kind, prompt in prompts.items():
                 made = await self._measure(names, [prompt] * self._runs, self._sizes.guess_tokens)
+                require_equal({name: made[name] for name in GUESSING_MESHNET.values()})
                 rates = {name: [run.decode_rate for run in runs] for name, runs in made.items()}
-                off, auto, on, theirs = (median(rates[name]) for name in names)
-                gain = ratio(rates[GUESSING_MESHNET[Speculation.AUTO]], rates[MESHNET])
-                rows.append((str(link), kind.value, off, auto, on, gain, theirs))
+                alone, auto, off, on, theirs = (median(rates[name]) for name in names)
+                guessed, plain = (
+                    rates[GUESSING_MESHNET[mode]] for mode in (Speculation.AUTO, Speculation.OFF)
+                )
+                bound = limit_per_second(1 / alone, link, len(self._net.namespaces), boundary_bytes)
+                shares = (ratio(guessed, plain), auto / bound)
+                rows.append((str(link), kind.value, off, auto, on, *shares, theirs))
         caption = f"Speculation, {self._sizes.guess_tokens} tokens, tokens/s:"
         return Table(caption, GUESS_COLUMNS, tuple(rows))
 

@@ -145,10 +145,17 @@ async def chain_of(
 
 @asynccontextmanager
 async def chain_on(
-    places: Sequence[NodePlace], path: Path, threads: int, context_length: int
+    places: Sequence[NodePlace],
+    path: Path,
+    threads: int,
+    context_length: int,
+    *,
+    flash_attention: bool = False,
 ) -> AsyncIterator[tuple[ChainModel, list[NodeProcess]]]:
     """The model over a node process at each place, cut as the commands cut it for one reader."""
-    options = NodeOptions(len(places), threads, context_length, sessions=1)
+    options = NodeOptions(
+        len(places), threads, context_length, sessions=1, flash_attention=flash_attention
+    )
     model = LocalModel(path, path.stem)
     cuts = cut_model(model, split(model, options), Settings.from_environment(), options)
     processes = [
