@@ -102,7 +102,7 @@ class Sizes:
     prompt: int = 16
     tokens: int = 32
     long: int = 512
-    guess_tokens: int = 128
+    guess_tokens: int = 96
 
     @property
     def context(self) -> int:

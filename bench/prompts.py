@@ -29,6 +29,15 @@ def largest_gap(values):
             gap = right - left
     return gap
 '''
+_EDIT = f"""Here is a file.
+
+```python
+{_CODE}```
+
+Here is the whole file again. The only change is that `gap` is now called `widest`.
+
+```python
+"""
 _LIST = "Monday rain, Tuesday sun, Wednesday wind, Thursday snow, Friday fog, "
 
 
@@ -41,14 +50,13 @@ class Kind(Enum):
 
 
 def prompt_of(kind: Kind, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The prompt's tokens, in the model's own chat template where a person would ask."""
+    """The prompt's tokens; of plain text in the model's own chat template."""
     if kind is Kind.REPETITIVE:
         return tokenizer.tokenize(_LIST * 6, add_special=True, parse_special=False)
-    question = (
-        "Tell me how the people of a small harbour town spend a winter's day."
-        if kind is Kind.PLAIN
-        else f"Rename `gap` to `widest`, and write the whole file again:\n\n```python\n{_CODE}```"
-    )
+    if kind is Kind.CODE:
+        # Not a chat: asked to change a file, so small a model writes another one.
+        return tokenizer.tokenize(_EDIT, add_special=True, parse_special=False)
+    question = "Tell me how the people of a small harbour town spend a winter's day."
     template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
     text = template.render([{"role": "user", "content": question}], tools=None)
     return tokenizer.tokenize(text, add_special=False, parse_special=True)

@@ -30,7 +30,10 @@ ROW_SHARE = 0.4
 SMOOTHING = 0.2
 TRIAL_TOKENS = 16
 """After so many tokens with guesses it is looked whether they were worth it."""
-FIRST_REST, LONGEST_REST = 128, 4096
+CLEAR_LOSS = 1.05
+"""How many times as long as without guesses tokens must take for a trial to have failed: less is
+chance, or a passage that the text had never before."""
+FIRST_REST, LONGEST_REST = 32, 4096
 """Tokens without guesses after a trial that failed; doubled each time."""
 DETERMINED = 0.8
 """The share of right guesses that is acted on where guessing was asked for."""
@@ -119,7 +122,7 @@ class SpeculationControl:
         if tokens < TRIAL_TOKENS or alone is None:
             return
         self._trial = (now, 0)
-        if (now - began) / tokens < alone or self.mode is Speculation.ON:
+        if (now - began) / tokens < CLEAR_LOSS * alone or self.mode is Speculation.ON:
             self._next_rest = FIRST_REST
             return
         self._rest = self._next_rest
