@@ -67,10 +67,26 @@ SAMPLING = SamplingParams(
     logit_bias={0: -100.0, 11: float("-inf"), 7: 0.5},
     top_logprobs=5,
     logprobs=True,
+    grammar='root ::= "\u00e9" [a-z]*',
 )
 TIMINGS = (
     HopTimings(
-        NodeId("middle"), LayerRange(8, 20), 300, 5_000_000, 7, 70_000, 900, 2**40, 1, 2, 3, 4, 5
+        *(
+            NodeId("middle"),
+            LayerRange(8, 20),
+            300,
+            5_000_000,
+            7,
+            70_000,
+            900,
+            2**40,
+            1,
+            2,
+            3,
+            4,
+            5,
+        ),
+        boundary_bytes=2**41,
     ),
     HopTimings(NodeId("tail"), LayerRange(20, 30)),
 )
@@ -85,6 +101,7 @@ CAPABILITY = Capability(
     flow=FlowControl(2, 2**20, 17, 3),
     dtypes=(DType.FLOAT32, DType.Q8_0),
     next_address=Address("10.0.0.3:50051"),
+    grammars=True,
 )
 RICH_TOKEN = GeneratedToken(301, 0, -0.25, (TokenLogprob(0, -0.25), TokenLogprob(9, -3.0)))
 
@@ -114,17 +131,17 @@ def prefill_chunk(rows: int = 3, width: int = 8) -> PrefillChunk:
 
 FORK = CacheExpectation(CacheMode.FORK, 256, SessionKey(RouteSessionId("gen-earlier"), 3))
 REQUESTS: tuple[SeamRequest, ...] = (
-    Generate(1, TERMS, GenerationSpec((1, 2, 3), SAMPLING, 64, frozenset({2, 0})), 16),
+    Generate(1, TERMS, GenerationSpec((1, 2, 3), SAMPLING, 64, frozenset({2, 0}), generated=2), 16),
     Generate(2, TERMS, GenerationSpec((1,), speculation=Speculation.ON), 16),
     Generate(3, TERMS, GenerationSpec((1,), speculation=Speculation.OFF), 16),
-    OpenSession(0, TERMS, SAMPLING, (4, 5, 6), FlowControl(1, 2**31, 5, 2)),
+    OpenSession(0, TERMS, SAMPLING, (4, 5, 6), FlowControl(1, 2**31, 5, 2), generated=1),
     OpenSession(
         1,
         TERMS,
         SAMPLING,
         (),
         FlowControl(),
-        return_path=ReturnPath(Address("10.0.0.1:50051"), bytes(range(16))),
+        return_path=ReturnPath(Address("10.0.0.1:50051"), bytes(range(16)), NodeId("head")),
     ),
     OpenSession(2, TERMS, SAMPLING, (), FlowControl(max_positions=9), positions=300, begin=FORK),
     replace(prefill_chunk(), expectation=FORK, position=256),
@@ -204,6 +221,7 @@ _sampling = st.builds(
     logit_bias=st.dictionaries(_U32, st.one_of(_FINITE, st.just(float("-inf"))), max_size=4),
     top_logprobs=st.integers(0, MAX_TOP_LOGPROBS),
     logprobs=st.booleans(),
+    grammar=_TEXTS,
 )
 _specs = st.builds(
     GenerationSpec,
@@ -283,7 +301,9 @@ def _decode_step(draw: st.DrawFn) -> DecodeStep:
 
 _decode_steps = _decode_step()
 _timings = st.lists(
-    st.builds(HopTimings, _NAMES.map(NodeId), _layers, _U32, _U64, _U32, *[_U64] * 8, _U32, _U32),
+    st.builds(
+        HopTimings, _NAMES.map(NodeId), _layers, _U32, _U64, _U32, *[_U64] * 8, _U32, _U32, _U64
+    ),
     max_size=2,
 ).map(tuple)
 _failures = st.builds(
@@ -303,7 +323,9 @@ _generated = st.builds(
 )
 
 _secrets = st.binary(min_size=16, max_size=64)
-_return_paths = st.none() | st.builds(ReturnPath, _NAMES.map(Address), _secrets)
+_return_paths = st.none() | st.builds(
+    ReturnPath, _NAMES.map(Address), _secrets, st.none() | _NAMES.map(NodeId)
+)
 _token_replies = st.builds(TokenReply, _U32, _U64, _generated)
 
 requests: st.SearchStrategy[SeamRequest] = st.one_of(

@@ -6,11 +6,19 @@
 namespace meshnet {
 namespace {
 
-// The prompt's last tokens, as many as the penalties look at; none if no penalty is on.
+// Of the prompt's last tokens, those that a grammar has begun with.
+uint32_t generated(const pb::GenerationSpec& spec) {
+  return spec.sampling().grammar().empty() ? 0 : spec.generated();
+}
+
+// The prompt's last tokens, as many as the penalties and the grammar look at.
 std::vector<uint32_t> recent(const pb::GenerationSpec& spec) {
   const pb::SamplingParams& sampling = spec.sampling();
-  if (!has_penalties(sampling)) return {};
-  const int wanted = sampling.penalty_last_n() < 0 ? spec.prompt_size() : sampling.penalty_last_n();
+  int wanted = static_cast<int>(generated(spec));
+  if (has_penalties(sampling)) {
+    const int last = sampling.penalty_last_n();
+    wanted = last < 0 ? spec.prompt_size() : std::max(wanted, last);
+  }
   return {spec.prompt().end() - std::min(wanted, spec.prompt_size()), spec.prompt().end()};
 }
 
@@ -23,6 +31,7 @@ pb::OpenSession terms_of(const pb::Generate& request) {
   *terms.mutable_sampling() = request.spec().sampling();
   const std::vector<uint32_t> history = recent(request.spec());
   terms.mutable_history()->Add(history.begin(), history.end());
+  terms.set_generated(generated(request.spec()));
   return terms;
 }
 

@@ -34,6 +34,9 @@ bool has_penalties(const pb::SamplingParams& sampling) {
 }
 
 void require_greedy(const pb::SamplingParams& sampling) {
+  if (!sampling.grammar().empty()) {
+    throw invalid_argument("grammar", "this node can't keep the tokens it chooses to a grammar");
+  }
   if (sampling.temperature() != 0.0 || has_penalties(sampling) ||
       sampling.logit_biases_size() > 0 || sampling.logprobs() || sampling.top_logprobs() > 0) {
     throw invalid_argument("sampling",

@@ -253,7 +253,8 @@ void ShardNode::admit(const SessionKey& key) {
   }
   if (sessions_.size() >= capability().flow().max_sessions()) {
     throw ShardFailure(pb::ERROR_CODE_RESOURCE_EXHAUSTED,
-                       "node " + capability().node_id() + " serves as many sessions as it may");
+                       "node " + capability().node_id() + " serves as many sessions as it may",
+                       {{"lacking", "room"}});
   }
   epochs_[key.session] = key.epoch;
 }

@@ -30,12 +30,17 @@ void fill_terms(pb::Envelope* envelope, const pb::Hop& receiver) {
   envelope->set_effective_start_layer(receiver.layers().start());
 }
 
+void check_generated(uint32_t generated, int tokens) {
+  if (generated > static_cast<uint32_t>(tokens)) throw malformed("generated", "over the tokens");
+}
+
 void read_generate(pb::Generate* message) {
   require(*message, "envelope");
   require(*message, "spec");
   check_terms(message->envelope(), message->hops());
   check_sampling(message->spec().sampling());
   if (message->spec().prompt().empty()) throw malformed("prompt", "it has no tokens");
+  check_generated(message->spec().generated(), message->spec().prompt_size());
   fill_terms(message->mutable_envelope(), message->hops(0));
   fill_sampling(message->mutable_spec()->mutable_sampling());
 }
@@ -65,8 +70,12 @@ void read_open(pb::OpenSession* message) {
   if (message->has_return_path()) {
     check_name(message->return_path().address(), "return_path.address");
     check_return_key(message->return_path().key());
+    if (!message->return_path().node_id().empty()) {
+      check_name(message->return_path().node_id(), "return_path.node_id");
+    }
   }
   if (message->has_begin()) check_expectation(message->begin());
+  check_generated(message->generated(), message->history_size());
   fill_sampling(message->mutable_sampling());
   *message->mutable_flow() = with_defaults(message->flow());
 }

@@ -17,6 +17,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::ptrdiff_t kMaxNameLength = 1024;
 constexpr uint32_t kMaxChunkTokens = 128;
 constexpr uint32_t kMaxTopLogprobs = 20;
+constexpr size_t kMaxGrammarBytes = 256 << 10;
 constexpr size_t kMinReturnKeyBytes = 16;
 constexpr size_t kMaxReturnKeyBytes = 64;
 
@@ -106,6 +107,7 @@ void check_sampling(const pb::SamplingParams& sampling) {
   check_number("frequency_penalty", sampling.frequency_penalty(), -2.0, 2.0);
   if (sampling.penalty_last_n() < -1) throw malformed("penalty_last_n", "it is less than -1");
   if (sampling.top_logprobs() > kMaxTopLogprobs) throw malformed("top_logprobs", "over 20");
+  if (sampling.grammar().size() > kMaxGrammarBytes) throw malformed("grammar", "over 256 KiB");
 }
 
 void check_chunk(const pb::ChunkInfo& chunk) {

@@ -19,6 +19,7 @@
     │   ├── SessionNotFoundError   never opened here, or already released
     │   ├── CancelledError         somebody cancelled it
     │   └── DeadlineExceededError  its time ran out
+    ├── UnauthenticatedError       who speaks didn't prove to be one who may
     ├── ResourceExhaustedError     full now; a retry later can succeed
     └── NodeError                  a machine, not the request, is the trouble
         ├── NodeUnreachableError   no connection could be made
@@ -151,6 +152,12 @@ class DeadlineExceededError(SessionError):
     retryable = True
 
 
+class UnauthenticatedError(MeshnetError):
+    """Who speaks didn't prove to be one who may: no certificate, or one of another role."""
+
+    code = StatusCode.UNAUTHENTICATED
+
+
 class ResourceExhaustedError(MeshnetError):
     """No session, cache or queue place is free now; a retry later can succeed."""
 
@@ -211,6 +218,7 @@ _BY_CODE: dict[StatusCode, type[MeshnetError]] = {
     StatusCode.SESSION_NOT_FOUND: SessionNotFoundError,
     StatusCode.CANCELLED: CancelledError,
     StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
     StatusCode.NODE_UNREACHABLE: NodeUnreachableError,
     StatusCode.NODE_LOST: NodeLostError,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec
-from meshnet.domain.ids import Address, SessionKey
+from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.lifecycle import CacheExpectation, CacheResult
 from meshnet.domain.nodes import FlowControl, Hop, HopTimings
 from meshnet.domain.recipe import Fingerprint
@@ -74,9 +74,13 @@ class ReturnPath:
     address: Address
     key: bytes = field(repr=False)
     """Proves that the bringer belongs to the session; it can't be guessed."""
+    node_id: NodeId | None = None
+    """Who must be at the address, where connections prove it; None if the opener didn't say."""
 
     def __post_init__(self) -> None:
         require_return_key(self.key)
+        if self.node_id == "":
+            raise InvalidArgumentError("return_path.node_id", "it is empty; None stands for none")
 
 
 def require_return_key(key: bytes) -> None:
@@ -106,6 +110,14 @@ class OpenSession:
     begin: CacheExpectation | None = None
     """The fork that the first chunk is to begin with if every node keeps its source; None for an
     empty cache."""
+    generated: int = 0
+    """So many of the history's last tokens were generated: a grammar has begun with them."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.generated <= len(self.history):
+            raise InvalidArgumentError(
+                "generated", f"{self.generated} of {len(self.history)} history tokens can't be"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class GenerationSpec:
     max_new_tokens: int | None = None
     end_ids: frozenset[int] = frozenset()
     speculation: Speculation = Speculation.AUTO
+    generated: int = 0
+    """So many of the prompt's last tokens were generated before: a grammar has begun with them."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -49,6 +51,10 @@ class GenerationSpec:
             raise InvalidArgumentError("prompt", "token ids can't be negative")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise InvalidArgumentError("max_tokens", f"{self.max_new_tokens} must be at least 1")
+        if not 0 <= self.generated <= len(self.prompt):
+            raise InvalidArgumentError(
+                "generated", f"{self.generated} of {len(self.prompt)} prompt tokens can't be"
+            )
 
 
 @dataclass(frozen=True, slots=True)

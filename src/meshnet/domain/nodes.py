@@ -78,6 +78,8 @@ class Capability:
     dtypes: tuple[DType, ...] = (DType.FLOAT32,)
     next_address: Address | None = None
     """Where this node forwards to when a route doesn't say; None on a tail or when not set."""
+    grammars: bool = False
+    """Whether it can keep the tokens that it chooses to a grammar; False on all but tails."""
 
     @property
     def is_head(self) -> bool:
@@ -130,3 +132,5 @@ class HopTimings:
     """Guesses at coming tokens that rows were computed for; the head counts them for the chain."""
     accepted_tokens: int = 0
     """Those of them that were right."""
+    boundary_bytes: int = 0
+    """Of the boundaries handed on to the next node, before any compression; 0 on a tail."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from meshnet.domain.errors import InvalidArgumentError
 
 MAX_TOP_LOGPROBS = 20
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""Of a grammar's text; one of that size has some thousand rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class SamplingParams:
     """How many of the most likely tokens to report with their log-probabilities."""
     logprobs: bool = False
     """Whether to report the chosen token's log-probability."""
+    grammar: str = ""
+    """GBNF, llama.cpp's notation, that the generated text must follow from its first character,
+    the start symbol is ``root``; empty means none. Applies before all filters. The names of control
+    tokens aren't text: a grammar allows such a token where it has its number, ``<[7]>``."""
 
     def __post_init__(self) -> None:
         _require("temperature", self.temperature, 0.0, math.inf)
@@ -58,6 +64,7 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if token < 0 or math.isnan(bias) or bias == math.inf:
                 raise InvalidArgumentError("logit_bias", f"token {token} can't have bias {bias}")
+        _require_grammar(self.grammar)
 
     @property
     def greedy(self) -> bool:
@@ -67,6 +74,11 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """Whether earlier tokens change the choice."""
+        return bool(self.grammar) or self.penalises
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the logits of recent tokens change."""
         return self.penalty_last_n != 0 and (
             self.repeat_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -80,6 +92,19 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
+
+
+def _require_grammar(grammar: str) -> None:
+    try:
+        size = len(grammar.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            "grammar", f"character {error.start} is half of a surrogate pair; send valid Unicode"
+        ) from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidArgumentError(
+            "grammar", f"it has {size} bytes, more than the {MAX_GRAMMAR_BYTES} allowed"
+        )
 
 
 def _require(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:

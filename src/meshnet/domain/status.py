@@ -25,6 +25,7 @@ class StatusCode(Enum):
     SESSION_NOT_FOUND = "session_not_found"
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    UNAUTHENTICATED = "unauthenticated"
     RESOURCE_EXHAUSTED = "resource_exhausted"
     NODE_UNREACHABLE = "node_unreachable"
     NODE_LOST = "node_lost"

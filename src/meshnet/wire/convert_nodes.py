@@ -92,6 +92,7 @@ def timings_to_proto(value: HopTimings) -> pb.HopTimings:
         prefill_began_nanos=value.prefill_began_nanos,
         prefill_span_nanos=value.prefill_span_nanos,
         decode_codec_nanos=value.decode_codec_nanos,
+        boundary_bytes=value.boundary_bytes,
     )
 
 
@@ -113,6 +114,7 @@ def timings_from_proto(message: pb.HopTimings) -> HopTimings:
         prefill_began_nanos=message.prefill_began_nanos,
         prefill_span_nanos=message.prefill_span_nanos,
         decode_codec_nanos=message.decode_codec_nanos,
+        boundary_bytes=message.boundary_bytes,
     )
 
 
@@ -131,6 +133,7 @@ def capability_to_proto(value: Capability) -> pb.Capability:
         dtypes=[DTYPE_TO_PROTO[dtype] for dtype in value.dtypes],
         compressions=COMPRESSION_TO_PROTO.values(),
         next_address=value.next_address or "",
+        grammars=value.grammars,
     )
 
 
@@ -153,6 +156,7 @@ def capability_from_proto(message: pb.Capability) -> Capability:
         dtypes=tuple(known(DTYPE_TO_PROTO, dtype, "dtypes") for dtype in message.dtypes)
         or (DType.FLOAT32,),
         next_address=Address(message.next_address) if message.next_address else None,
+        grammars=message.grammars,
     )
 
 

@@ -19,7 +19,7 @@ from meshnet.domain.frames import (
     ReturnPath,
     SessionTerms,
 )
-from meshnet.domain.ids import Address
+from meshnet.domain.ids import Address, NodeId
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.domain.tensors import RESIDUAL, DType, EngineTensor
@@ -144,10 +144,12 @@ def open_to_proto(value: OpenSession) -> pb.OpenSession:
         flow=flow_to_proto(value.flow),
         positions=value.positions,
         begin=None if value.begin is None else expectation_to_proto(value.begin),
+        generated=value.generated,
     )
     if value.return_path is not None:
         message.return_path.address = value.return_path.address
         message.return_path.key = value.return_path.key
+        message.return_path.node_id = value.return_path.node_id or ""
     put_unknown(value.unknown, message, message.envelope)
     return message
 
@@ -165,6 +167,7 @@ def open_from_proto(message: pb.OpenSession) -> OpenSession:
         return_path=_return_path(message),
         positions=message.positions,
         begin=_begin(message),
+        generated=message.generated,
     )
 
 
@@ -179,7 +182,9 @@ def _return_path(message: pb.OpenSession) -> ReturnPath | None:
     if not message.HasField("return_path"):
         return None
     path = message.return_path
-    return ReturnPath(Address(named(path.address, "return_path.address")), path.key)
+    address = Address(named(path.address, "return_path.address"))
+    node_id = NodeId(named(path.node_id, "return_path.node_id")) if path.node_id else None
+    return ReturnPath(address, path.key, node_id)
 
 
 def attach_to_proto(value: AttachReturn) -> pb.AttachReturn:

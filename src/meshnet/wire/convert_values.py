@@ -172,6 +172,7 @@ def sampling_to_proto(value: SamplingParams) -> pb.SamplingParams:
         ],
         top_logprobs=value.top_logprobs,
         logprobs=value.logprobs,
+        grammar=value.grammar,
     )
 
 
@@ -194,6 +195,7 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         logit_bias=biases,
         top_logprobs=message.top_logprobs,
         logprobs=message.logprobs,
+        grammar=message.grammar,
         **stated,
     )
 
@@ -212,6 +214,7 @@ def spec_to_proto(value: GenerationSpec) -> pb.GenerationSpec:
         max_new_tokens=value.max_new_tokens or 0,
         end_ids=sorted(value.end_ids),
         speculation=_SPECULATIONS[value.speculation],
+        generated=value.generated,
     )
 
 
@@ -223,6 +226,7 @@ def spec_from_proto(message: pb.GenerationSpec) -> GenerationSpec:
         max_new_tokens=message.max_new_tokens or None,
         end_ids=frozenset(message.end_ids),
         speculation=_speculation(message.speculation),
+        generated=message.generated,
     )
 
 

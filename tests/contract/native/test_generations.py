@@ -23,6 +23,7 @@ from meshnet.domain.generation import FinishReason, GenerationSpec
 from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.nodes import FlowControl, Hop
+from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.status import StatusCode
 from meshnet.engine.tokenizer import ByteTokenizer
 from meshnet.session.chain import find_chain
@@ -214,16 +215,25 @@ async def test_sampling_parameters_and_history_pass_through_native_nodes() -> No
 
 
 @pytest.mark.native
-async def test_a_native_tail_refuses_what_it_would_not_heed() -> None:
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        (PENALISED, "sampling"),
+        (SamplingParams(temperature=0.0, grammar='root ::= "a"'), "grammar"),
+    ],
+)
+async def test_a_native_tail_refuses_what_it_would_not_heed(
+    sampling: SamplingParams, field: str
+) -> None:
     with external_chain(("python", "native"), (3,)) as nodes:
         peer = GrpcTransport().peer(nodes[0].address)
         seam = await peer.open_seam(TIMEOUT)
-        request = _generate(nodes[0], sampling=PENALISED)
+        request = _generate(nodes[0], sampling=sampling)
         hops = tuple(node.hop for node in nodes)
         seam.send(replace(request, terms=replace(request.terms, hops=hops)))
         failed = await receive(seam, SessionFailed)
         assert failed.status.code is StatusCode.INVALID_ARGUMENT
-        assert failed.status.details["field"] == "sampling"
+        assert failed.status.details["field"] == field
         await seam.close()
         await peer.close()
 

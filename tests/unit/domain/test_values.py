@@ -3,7 +3,9 @@ import math
 import pytest
 
 from meshnet.domain.errors import InvalidArgumentError
+from meshnet.domain.frames import ReturnPath
 from meshnet.domain.generation import GenerationSpec
+from meshnet.domain.ids import Address, NodeId
 from meshnet.domain.nodes import FlowControl
 from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.tensors import BoundaryBundle, DType, EngineTensor
@@ -69,3 +71,8 @@ def test_a_generation_without_a_prompt_is_refused(spec):
 def test_a_generation_of_no_tokens_is_refused():
     with pytest.raises(InvalidArgumentError, match="max_tokens"):
         GenerationSpec((1,), max_new_tokens=0)
+
+
+def test_a_way_back_names_a_node_or_none():
+    with pytest.raises(InvalidArgumentError, match=r"return_path\.node_id"):
+        ReturnPath(Address("10.0.0.1:50051"), bytes(16), NodeId(""))

@@ -84,6 +84,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_NODE_NOT_READY: _ClassVar[ErrorCode]
     ERROR_CODE_ENGINE_FAILED: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+    ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
 TENSOR_DTYPE_UNSPECIFIED: TensorDtype
 TENSOR_DTYPE_FLOAT32: TensorDtype
 TENSOR_DTYPE_FLOAT16: TensorDtype
@@ -135,6 +136,7 @@ ERROR_CODE_NODE_LOST: ErrorCode
 ERROR_CODE_NODE_NOT_READY: ErrorCode
 ERROR_CODE_ENGINE_FAILED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
+ERROR_CODE_UNAUTHENTICATED: ErrorCode
 
 class SchemaVersion(_message.Message):
     __slots__ = ("number",)
@@ -301,7 +303,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "penalty_last_n", "seed", "logit_biases", "top_logprobs", "logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "penalty_last_n", "seed", "logit_biases", "top_logprobs", "logprobs", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +316,7 @@ class SamplingParams(_message.Message):
     LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -326,7 +329,8 @@ class SamplingParams(_message.Message):
     logit_biases: _containers.RepeatedCompositeFieldContainer[LogitBias]
     top_logprobs: int
     logprobs: bool
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repeat_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., penalty_last_n: _Optional[int] = ..., seed: _Optional[int] = ..., logit_biases: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., top_logprobs: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
+    grammar: str
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repeat_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., penalty_last_n: _Optional[int] = ..., seed: _Optional[int] = ..., logit_biases: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., top_logprobs: _Optional[int] = ..., logprobs: _Optional[bool] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -369,7 +373,7 @@ class ShardError(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[ErrorDetail, _Mapping]]] = ...) -> None: ...
 
 class HopTimings(_message.Message):
-    __slots__ = ("node_id", "layers", "prefill_tokens", "prefill_engine_nanos", "decode_steps", "decode_engine_nanos", "decode_queue_nanos", "decode_downstream_nanos", "prefill_queue_nanos", "prefill_codec_nanos", "prefill_began_nanos", "prefill_span_nanos", "decode_codec_nanos", "proposed_tokens", "accepted_tokens")
+    __slots__ = ("node_id", "layers", "prefill_tokens", "prefill_engine_nanos", "decode_steps", "decode_engine_nanos", "decode_queue_nanos", "decode_downstream_nanos", "prefill_queue_nanos", "prefill_codec_nanos", "prefill_began_nanos", "prefill_span_nanos", "decode_codec_nanos", "proposed_tokens", "accepted_tokens", "boundary_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +389,7 @@ class HopTimings(_message.Message):
     DECODE_CODEC_NANOS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     layers: LayerRange
     prefill_tokens: int
@@ -400,21 +405,24 @@ class HopTimings(_message.Message):
     decode_codec_nanos: int
     proposed_tokens: int
     accepted_tokens: int
-    def __init__(self, node_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_engine_nanos: _Optional[int] = ..., decode_steps: _Optional[int] = ..., decode_engine_nanos: _Optional[int] = ..., decode_queue_nanos: _Optional[int] = ..., decode_downstream_nanos: _Optional[int] = ..., prefill_queue_nanos: _Optional[int] = ..., prefill_codec_nanos: _Optional[int] = ..., prefill_began_nanos: _Optional[int] = ..., prefill_span_nanos: _Optional[int] = ..., decode_codec_nanos: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    boundary_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_engine_nanos: _Optional[int] = ..., decode_steps: _Optional[int] = ..., decode_engine_nanos: _Optional[int] = ..., decode_queue_nanos: _Optional[int] = ..., decode_downstream_nanos: _Optional[int] = ..., prefill_queue_nanos: _Optional[int] = ..., prefill_codec_nanos: _Optional[int] = ..., prefill_began_nanos: _Optional[int] = ..., prefill_span_nanos: _Optional[int] = ..., decode_codec_nanos: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., boundary_bytes: _Optional[int] = ...) -> None: ...
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("prompt", "sampling", "max_new_tokens", "end_ids", "speculation")
+    __slots__ = ("prompt", "sampling", "max_new_tokens", "end_ids", "speculation", "generated")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_IDS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     max_new_tokens: int
     end_ids: _containers.RepeatedScalarFieldContainer[int]
     speculation: Speculation
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, str]] = ...) -> None: ...
+    generated: int
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., generated: _Optional[int] = ...) -> None: ...
 
 class Generate(_message.Message):
     __slots__ = ("handle", "envelope", "hops", "spec", "token_credits")
@@ -431,15 +439,17 @@ class Generate(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., spec: _Optional[_Union[GenerationSpec, _Mapping]] = ..., token_credits: _Optional[int] = ...) -> None: ...
 
 class ReturnPath(_message.Message):
-    __slots__ = ("address", "key")
+    __slots__ = ("address", "key", "node_id")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
     address: str
     key: bytes
-    def __init__(self, address: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
+    node_id: str
+    def __init__(self, address: _Optional[str] = ..., key: _Optional[bytes] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("handle", "envelope", "hops", "sampling", "history", "flow", "return_path", "positions", "begin")
+    __slots__ = ("handle", "envelope", "hops", "sampling", "history", "flow", "return_path", "positions", "begin", "generated")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +459,7 @@ class OpenSession(_message.Message):
     RETURN_PATH_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     envelope: Envelope
     hops: _containers.RepeatedCompositeFieldContainer[Hop]
@@ -458,7 +469,8 @@ class OpenSession(_message.Message):
     return_path: ReturnPath
     positions: int
     begin: CacheExpectation
-    def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., history: _Optional[_Iterable[int]] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., return_path: _Optional[_Union[ReturnPath, _Mapping]] = ..., positions: _Optional[int] = ..., begin: _Optional[_Union[CacheExpectation, _Mapping]] = ...) -> None: ...
+    generated: int
+    def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., history: _Optional[_Iterable[int]] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., return_path: _Optional[_Union[ReturnPath, _Mapping]] = ..., positions: _Optional[int] = ..., begin: _Optional[_Union[CacheExpectation, _Mapping]] = ..., generated: _Optional[int] = ...) -> None: ...
 
 class PrefillChunk(_message.Message):
     __slots__ = ("handle", "envelope", "chunk", "bundle")
@@ -645,7 +657,7 @@ class SessionResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., tokens: _Optional[_Union[TokenFrame, _Mapping]] = ..., failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., released: _Optional[_Union[SessionReleased, _Mapping]] = ..., done: _Optional[_Union[GenerationDone, _Mapping]] = ...) -> None: ...
 
 class Capability(_message.Message):
-    __slots__ = ("schema_version", "node_id", "layers", "total_layers", "fingerprint", "slice_digest", "architecture", "context_length", "flow", "dtypes", "compressions", "next_address")
+    __slots__ = ("schema_version", "node_id", "layers", "total_layers", "fingerprint", "slice_digest", "architecture", "context_length", "flow", "dtypes", "compressions", "next_address", "grammars")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -658,6 +670,7 @@ class Capability(_message.Message):
     DTYPES_FIELD_NUMBER: _ClassVar[int]
     COMPRESSIONS_FIELD_NUMBER: _ClassVar[int]
     NEXT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     schema_version: SchemaVersion
     node_id: str
     layers: LayerRange
@@ -670,7 +683,8 @@ class Capability(_message.Message):
     dtypes: _containers.RepeatedScalarFieldContainer[TensorDtype]
     compressions: _containers.RepeatedScalarFieldContainer[Compression]
     next_address: str
-    def __init__(self, schema_version: _Optional[_Union[SchemaVersion, _Mapping]] = ..., node_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., total_layers: _Optional[int] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., slice_digest: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., dtypes: _Optional[_Iterable[_Union[TensorDtype, str]]] = ..., compressions: _Optional[_Iterable[_Union[Compression, str]]] = ..., next_address: _Optional[str] = ...) -> None: ...
+    grammars: bool
+    def __init__(self, schema_version: _Optional[_Union[SchemaVersion, _Mapping]] = ..., node_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., total_layers: _Optional[int] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., slice_digest: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., dtypes: _Optional[_Iterable[_Union[TensorDtype, str]]] = ..., compressions: _Optional[_Iterable[_Union[Compression, str]]] = ..., next_address: _Optional[str] = ..., grammars: _Optional[bool] = ...) -> None: ...
 
 class GetCapabilityRequest(_message.Message):
     __slots__ = ("padding",)
