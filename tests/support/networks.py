@@ -13,11 +13,14 @@ import grpc.aio
 from meshnet.domain.frames import DecodeFrame, TokenReply
 from meshnet.domain.ids import Address
 from meshnet.transport.base import ClientSeam, ShardService, Transport
+from meshnet.transport.certificates import Role
 from meshnet.transport.loopback import LoopbackNetwork
 from meshnet.transport.methods import SERVICE_NAME
+from meshnet.transport.options import GrpcOptions
 from meshnet.transport.seam_client import GrpcTransport
 from meshnet.transport.seam_server import GrpcNodeServer
 from tests.support.frames import decode_step
+from tests.support.identities import AUTHORITY, member
 from tests.support.tcp_relay import TcpRelay
 
 ANY_PORT = "127.0.0.1:0"
@@ -69,16 +72,17 @@ class Loopback(Network):
 class Grpc(Network):
     """Servers behind TCP relays, so that a connection can break without a word from the server."""
 
-    def __init__(self) -> None:
-        self.transport = GrpcTransport()
+    def __init__(
+        self, client: GrpcOptions | None = None, server: GrpcOptions | None = None
+    ) -> None:
+        self.transport = GrpcTransport(options=client)
+        self._options = server
         self._servers: list[GrpcNodeServer] = []
         self._relays: dict[Address, TcpRelay] = {}
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self.nowhere = Address(f"127.0.0.1:{unused.getsockname()[1]}")
+        self.nowhere = nowhere()
 
     async def serve(self, service: ShardService) -> Address:
-        server = GrpcNodeServer(service, ANY_PORT)
+        server = GrpcNodeServer(service, ANY_PORT, options=self._options)
         self._servers.append(server)
         relay = TcpRelay(await server.start())
         address = Address(await relay.start())
@@ -93,6 +97,21 @@ class Grpc(Network):
             await server.stop()
         for relay in self._relays.values():
             await relay.cut()
+
+
+class GrpcTls(Grpc):
+    """The same, where a gateway and the nodes prove who they are."""
+
+    def __init__(self) -> None:
+        gateway, node = member(AUTHORITY, Role.GATEWAY), member(AUTHORITY, Role.NODE)
+        super().__init__(GrpcOptions(tls=gateway), GrpcOptions(tls=node))
+
+
+def nowhere() -> Address:
+    """An address at which nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return Address(f"127.0.0.1:{unused.getsockname()[1]}")
 
 
 async def echo(seam: ClientSeam, step: int) -> None:

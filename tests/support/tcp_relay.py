@@ -19,6 +19,8 @@ class TcpRelay:
         self._delay = delay_seconds
         self._open = asyncio.Event()
         self._open.set()
+        self.connections = 0
+        """How many have been accepted."""
 
     async def start(self) -> str:
         """Listen; gives the address to connect to."""
@@ -41,6 +43,7 @@ class TcpRelay:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
         self._writers |= {writer, upstream_writer}
         for source, sink in ((reader, upstream_writer), (upstream_reader, writer)):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from meshnet.domain.frames import SeamReply, SeamRequest
-from meshnet.domain.ids import Address, SessionKey
+from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.nodes import Capability, HealthReport
 
 
@@ -134,6 +134,15 @@ class Peer(abc.ABC):
 class Transport(abc.ABC):
     """Reaches nodes by address."""
 
+    @property
+    def proves_identity(self) -> bool:
+        """Whether it makes sure which node is at an address; one that doesn't takes any."""
+        return False
+
     @abc.abstractmethod
-    def peer(self, address: Address) -> Peer:
-        """The node at ``address``; makes no connection yet."""
+    def peer(self, address: Address, node_id: NodeId | None = None) -> Peer:
+        """The node at ``address``; makes no connection yet.
+
+        With ``node_id``, a transport that :attr:`proves_identity` reaches that node or none; with
+        None, any node of the cluster.
+        """

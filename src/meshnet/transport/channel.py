@@ -11,7 +11,7 @@ from typing import Protocol
 
 from meshnet.domain.errors import MeshnetError, NodeError, NodeLostError
 from meshnet.domain.frames import SeamReply, SeamRequest
-from meshnet.domain.ids import Address
+from meshnet.domain.ids import Address, NodeId
 from meshnet.transport.base import ClientSeam, Peer, Transport
 from meshnet.transport.failures import lost, no_answer, unreachable
 
@@ -110,10 +110,15 @@ class SeamChannel:
                 LOGGER.exception("a session of %s couldn't take in its loss", self._address)
 
 
+_Place = tuple[Address, NodeId | None]
+"""An address, and who must be there; None where that isn't known or can't be proved."""
+
+
 @dataclass(slots=True)
 class _Line:
-    """What there is for one address."""
+    """What there is for one place."""
 
+    place: _Place
     peer: Peer
     used: float
     """When somebody last asked for it, by the loop's clock."""
@@ -134,7 +139,7 @@ class _Line:
 
 
 class ChannelPool:
-    """The channels of one node or gateway: one an address, opened when first asked for.
+    """The channels of one node or gateway: one a place, opened when first asked for.
 
     Peers name addresses, so one that is of no use isn't remembered: that of a node that couldn't be
     reached, and that of one which nobody used for :data:`IDLE_SECONDS`.
@@ -142,35 +147,38 @@ class ChannelPool:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._lines: dict[Address, _Line] = {}
+        self._lines: dict[_Place, _Line] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def peer(self, address: Address) -> Peer:
+    def peer(self, address: Address, node_id: NodeId | None = None) -> Peer:
         """The node at ``address``, for unary calls; shared with its channel.
 
-        Ask for it again for each call, since an idle connection is closed.
+        Ask for it again for each call, since an idle connection is closed. ``node_id`` is who must
+        be there, as :meth:`Transport.peer` says.
         """
-        line = self._line(address)
+        line = self._line(address, node_id)
         line.asked = True
         return line.peer
 
-    async def channel(self, address: Address, timeout_seconds: float) -> SeamChannel:
-        """The channel to ``address``; a broken one is replaced.
+    async def channel(
+        self, address: Address, timeout_seconds: float, node_id: NodeId | None = None
+    ) -> SeamChannel:
+        """The channel to ``address``; a broken one is replaced. ``node_id``: who must be there.
 
         Raises ``NodeUnreachableError`` when no connection comes about in time, which includes
         the wait for others who are opening the same channel, or when the pool is closed meanwhile.
         """
-        line = self._line(address)
+        line = self._line(address, node_id)
         line.waiting += 1
         try:
             async with asyncio.timeout(timeout_seconds), line.lock:
-                return await self._opened(address, line, timeout_seconds)
+                return await self._opened(line, timeout_seconds)
         except TimeoutError:
             raise no_answer(address, timeout_seconds) from None
         finally:
             line.waiting -= 1
             if line.channel is None and not line.waiting and not line.asked:
-                self._drop(address, line)
+                self._drop(line)
 
     async def close(self) -> None:
         """Close every channel and connection, those too that are being opened."""
@@ -181,18 +189,20 @@ class ChannelPool:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _line(self, address: Address) -> _Line:
+    def _line(self, address: Address, node_id: NodeId | None) -> _Line:
         now = asyncio.get_running_loop().time()
-        line = self._lines.get(address)
+        place = (address, node_id if self._transport.proves_identity else None)
+        line = self._lines.get(place)
         if line is None:
-            for other, old in list(self._lines.items()):
+            for old in list(self._lines.values()):
                 if old.idle(now):
-                    self._drop(other, old)
-            line = self._lines[address] = _Line(self._transport.peer(address), now)
+                    self._drop(old)
+            line = self._lines[place] = _Line(place, self._transport.peer(*place), now)
         line.used = now
         return line
 
-    async def _opened(self, address: Address, line: _Line, timeout_seconds: float) -> SeamChannel:
+    async def _opened(self, line: _Line, timeout_seconds: float) -> SeamChannel:
+        address, _ = line.place
         channel = line.channel
         if channel is not None and channel.broken is None:
             return channel
@@ -200,17 +210,17 @@ class ChannelPool:
             line.channel = None
             await channel.close()
         seam = await line.peer.open_seam(timeout_seconds)
-        if self._lines.get(address) is not line:
+        if self._lines.get(line.place) is not line:
             await seam.close()
             raise unreachable(address, "the connection was closed here")
         line.channel = SeamChannel(seam, address)
         return line.channel
 
-    def _drop(self, address: Address, line: _Line) -> None:
-        """Forget an address, and close what there is for it; nothing if that was done before."""
-        if self._lines.get(address) is line:
-            del self._lines[address]
-            task = asyncio.create_task(_close(line), name=f"closing {address}")
+    def _drop(self, line: _Line) -> None:
+        """Forget a place, and close what there is for it; nothing if that was done before."""
+        if self._lines.get(line.place) is line:
+            del self._lines[line.place]
+            task = asyncio.create_task(_close(line), name=f"closing {line.place[0]}")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

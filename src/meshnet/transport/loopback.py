@@ -18,7 +18,7 @@ from meshnet.domain.errors import (
     status_of,
 )
 from meshnet.domain.frames import SeamReply, SeamRequest
-from meshnet.domain.ids import Address, SessionKey
+from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.nodes import Capability, HealthReport
 from meshnet.transport.base import ClientSeam, Peer, ServerSeam, ShardService, Transport
 from meshnet.transport.failures import lost, no_answer, reported, unreachable
@@ -105,8 +105,8 @@ class LoopbackTransport(Transport):
         self._network = network
         self._origin = origin
 
-    def peer(self, address: Address) -> Peer:
-        """See :meth:`Transport.peer`."""
+    def peer(self, address: Address, node_id: NodeId | None = None) -> Peer:
+        """See :meth:`Transport.peer`; an address is all there is to a node here."""
         return _LoopbackPeer(self._network, address, self._origin)
 
 

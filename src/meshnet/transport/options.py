@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshnet.domain.errors import InvalidArgumentError
+from meshnet.domain.ids import NodeId
 from meshnet.domain.nodes import FlowControl
+from meshnet.transport.certificates import Role, host_name_of
+from meshnet.transport.tls import IdentitySource
 from meshnet.wire.compression import Compression
 
 FRAME_SLACK_BYTES = 2**20
@@ -31,22 +34,36 @@ class GrpcOptions:
     """How long the answer may take."""
     compression: Compression = Compression.NONE
     """How tensors of prefill chunks are packed on the way out."""
+    tls: IdentitySource | None = None
+    """Who this end is. With it every connection is mutual TLS; None is for loopback and trusted
+    networks, where nobody proves anything."""
 
     def __post_init__(self) -> None:
         for name, low in (("keepalive_seconds", 1.0), ("keepalive_timeout_seconds", 0.1)):
             if not low <= getattr(self, name) <= 3600:
                 raise InvalidArgumentError(name, f"{getattr(self, name)} isn't {low:g} to 3600")
 
-    def channel_arguments(self, max_frame_bytes: int) -> list[tuple[str, int]]:
-        """gRPC's arguments for a client's channel that takes frames up to a size."""
+    def channel_arguments(
+        self, max_frame_bytes: int, node_id: NodeId | None = None
+    ) -> list[tuple[str, int | str]]:
+        """gRPC's arguments for a client's channel that takes frames up to a size.
+
+        With TLS, the certificate at the other end must be that of ``node_id``, or of any node of
+        the cluster for None. Raises :class:`InvalidArgumentError` ("node_id") for what is no id.
+        """
+        name = Role.NODE.host_name if node_id is None else host_name_of(node_id)
+        named = [("grpc.ssl_target_name_override", name)] if self.tls is not None else []
         return [
             *self._common_arguments(max_frame_bytes),
+            *named,
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
             ("grpc.service_config_disable_resolution", 1),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            # For all its name, how long an attempt may take: over far links and the relay, TCP and
+            # TLS take several round trips.
+            ("grpc.min_reconnect_backoff_ms", 3000),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
 

@@ -19,15 +19,17 @@ from meshnet.domain.errors import (
     error_from,
 )
 from meshnet.domain.frames import SeamReply, SeamRequest
-from meshnet.domain.ids import Address, SessionKey
+from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.nodes import Capability, FlowControl, HealthReport
 from meshnet.domain.status import StatusCode, StructuredStatus
 from meshnet.transport.address import parse_address
 from meshnet.transport.base import ClientSeam, Peer, Transport
+from meshnet.transport.connection import Connection
 from meshnet.transport.failures import lost, no_answer, unreachable
 from meshnet.transport.methods import method_path
 from meshnet.transport.options import GrpcOptions, max_frame_bytes
 from meshnet.transport.queues import FRAME_WEIGHT, Inbox, Outbox
+from meshnet.transport.tls import handshake_problem
 from meshnet.transport.traffic import Traffic
 from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
 from meshnet.wire.compression import Compression
@@ -54,13 +56,20 @@ class GrpcTransport(Transport):
         """What the seams to each node carried that there is a :class:`Peer` of."""
         self._peers: Counter[Address] = Counter()
 
-    def peer(self, address: Address) -> Peer:
+    @property
+    def proves_identity(self) -> bool:
+        """See :attr:`Transport.proves_identity`; it does with TLS."""
+        return self._options.tls is not None
+
+    def peer(self, address: Address, node_id: NodeId | None = None) -> Peer:
         """The node there; raises :class:`InvalidArgumentError` unless it is ``host:port``."""
         parse_address(address, "address")
+        connection = Connection(address, node_id, self._options, self._max_bytes)
         traffic = self.traffic.setdefault(address, Traffic())
         self._peers[address] += 1
         closed = partial(self._closed, address)
-        return _GrpcPeer(address, self._max_bytes, self._options, traffic, closed)
+        compression = self._options.compression
+        return _GrpcPeer(address, connection, self._max_bytes, compression, traffic, closed)
 
     def _closed(self, address: Address) -> None:
         self._peers[address] -= 1
@@ -72,19 +81,19 @@ class _GrpcPeer(Peer):
     def __init__(
         self,
         address: Address,
+        connection: Connection,
         max_bytes: int,
-        options: GrpcOptions,
+        compression: Compression,
         traffic: Traffic,
         closed: Callable[[], None],
     ) -> None:
         """``closed`` is called once, by :meth:`close`."""
+        self._connection = connection
         self._traffic = traffic
         self._tell_closed = closed
         self._address = address
         self._max_bytes = max_bytes
-        self._options = options
-        self._channel: grpc.aio.Channel | None = None
-        self._closed = False
+        self._compression = compression
 
     @property
     def address(self) -> Address:
@@ -120,9 +129,10 @@ class _GrpcPeer(Peer):
 
     async def open_seam(self, timeout_seconds: float) -> ClientSeam:
         call: grpc.aio.StreamStreamCall[bytes, bytes]
-        call = self._open_channel().stream_stream(method_path("Session"))(wait_for_ready=True)
+        call = self._connection.channel().stream_stream(method_path("Session"))(wait_for_ready=True)
         try:
             async with asyncio.timeout(timeout_seconds):
+                await self._connection.recognised(timeout_seconds)
                 await call.initial_metadata()
             if call.done():
                 await call.read()
@@ -131,33 +141,25 @@ class _GrpcPeer(Peer):
             raise no_answer(self._address, timeout_seconds) from error
         except grpc.aio.AioRpcError as error:
             if status_from_trailer(_trailers(error)) is None:
+                call.cancel()
                 raise self._error(error, timeout_seconds) from error
             # A node answered, so the stream came about; that it ended at once is its news.
         except asyncio.CancelledError:
             call.cancel()
             self._raise_if_closed()
             raise
-        compression = self._options.compression
-        return _GrpcClientSeam(call, self._address, self._max_bytes, compression, self._traffic)
+        return _GrpcClientSeam(
+            call, self._address, self._max_bytes, self._compression, self._traffic
+        )
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._connection.closed:
             self._tell_closed()
-        if self._channel is not None:
-            await self._channel.close()
-
-    def _open_channel(self) -> grpc.aio.Channel:
-        if self._closed:
-            raise unreachable(self._address, "the connection was closed here")
-        if self._channel is None:
-            arguments = self._options.channel_arguments(self._max_bytes)
-            self._channel = grpc.aio.insecure_channel(self._address, options=arguments)
-        return self._channel
+        await self._connection.close()
 
     async def _ask(self, method: str, request: bytes, answer: type[M], timeout_seconds: float) -> M:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-        call = self._open_channel().unary_unary(method_path(method))
+        call = self._connection.channel().unary_unary(method_path(method))
         try:
             data = await call(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
@@ -170,7 +172,7 @@ class _GrpcPeer(Peer):
     def _raise_if_closed(self) -> None:
         """Closing the channel cancels calls in a way that looks as if their task were cancelled."""
         task = asyncio.current_task()
-        if self._closed and task is not None and not task.cancelling():
+        if self._connection.closed and task is not None and not task.cancelling():
             raise unreachable(self._address, "the connection was closed here")
 
     def _error(self, error: grpc.aio.AioRpcError, timeout_seconds: float) -> MeshnetError:
@@ -181,7 +183,10 @@ class _GrpcPeer(Peer):
             return no_answer(self._address, timeout_seconds)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return unreachable(self._address, NO_NODE)
-        text = f"{self._address}: {error.details()} (gRPC {error.code().name})"
+        details = error.details() or ""
+        text = (
+            f"{self._address}: {handshake_problem(details) or details} (gRPC {error.code().name})"
+        )
         return error_from(StructuredStatus(CODE_FROM_GRPC[error.code()], message=text))
 
 

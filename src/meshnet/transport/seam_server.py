@@ -23,12 +23,14 @@ from meshnet.domain.frames import SeamReply, SeamRequest
 from meshnet.domain.ids import Address, SessionKey
 from meshnet.domain.nodes import FlowControl
 from meshnet.transport.address import format_address, parse_address
+from meshnet.transport.admission import Admission
 from meshnet.transport.base import ServerSeam, ShardService
 from meshnet.transport.failures import reported
 from meshnet.transport.methods import SERVICE_NAME
 from meshnet.transport.options import GrpcOptions, max_frame_bytes
 from meshnet.transport.queues import FRAME_WEIGHT, Inbox, Outbox
 from meshnet.transport.standard import add_standard_services
+from meshnet.transport.tls import server_credentials
 from meshnet.transport.traffic import Traffic
 from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
 from meshnet.wire.convert import MERGEABLE, checked, decode_request, encode_reply, parse
@@ -74,19 +76,26 @@ class GrpcNodeServer:
 
         Raises :class:`InvalidArgumentError` when the address can't be had, with the reason.
         """
+        tls = self._options.tls
         server = grpc.aio.server(
-            options=self._options.server_arguments(max_frame_bytes(self._flow))
+            interceptors=() if tls is None else (Admission(tls.removed),),
+            options=self._options.server_arguments(max_frame_bytes(self._flow)),
         )
         server.add_generic_rpc_handlers((self._handlers(),))
         add_standard_services(server, self._service)
         try:
-            port = server.add_insecure_port(format_address(self._host, self._port))
+            port = self._listen(server, format_address(self._host, self._port))
         except RuntimeError as error:
             problem = await _bind_problem(self._host, self._port)
             raise InvalidArgumentError("listen", problem or str(error)) from error
         await server.start()
         self._server = server
         return Address(format_address(self._host, port))
+
+    def _listen(self, server: grpc.aio.Server, address: str) -> int:
+        if self._options.tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, server_credentials(self._options.tls))
 
     async def stop(self, grace_seconds: float = 0.3) -> None:
         """End all streams and stop; idempotent.

@@ -1,4 +1,4 @@
-"""What every transport keeps to, tried over loopback and over gRPC."""
+"""What every transport keeps to, tried over loopback, gRPC, gRPC with TLS, and the relay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from meshnet.domain.nodes import HealthReport
 from meshnet.domain.status import StatusCode, StructuredStatus
 from meshnet.transport.base import ClientSeam, ServerSeam
 from tests.support.frames import CAPABILITY, KEY, REPLIES, REQUESTS, decode_step
-from tests.support.networks import Grpc, Loopback, Network
+from tests.support.networks import Grpc, GrpcTls, Loopback, Network
+from tests.support.relays import GrpcRelayed
 from tests.support.services import (
     FailingService,
     ScriptedService,
@@ -43,7 +44,7 @@ TIMEOUT = 5.0
 ERROR_CODES = [code for code in StatusCode if code is not StatusCode.OK]
 
 
-@pytest.fixture(params=[Loopback, Grpc])
+@pytest.fixture(params=[Loopback, Grpc, GrpcTls, GrpcRelayed])
 async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
     made: Network = request.param()
     yield made

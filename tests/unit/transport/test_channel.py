@@ -14,7 +14,7 @@ from meshnet.domain.errors import (
     NodeUnreachableError,
 )
 from meshnet.domain.frames import Release, SeamReply, SeamRequest, SessionReleased
-from meshnet.domain.ids import Address, SessionKey
+from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.nodes import Capability, HealthReport
 from meshnet.transport import channel as channel_module
 from meshnet.transport.base import ClientSeam, Peer, Transport
@@ -133,7 +133,7 @@ class ScriptedTransport(Transport):
         self._open_at_once = open_at_once
         self.peers: list[ScriptedPeer] = []
 
-    def peer(self, address: Address) -> Peer:
+    def peer(self, address: Address, node_id: NodeId | None = None) -> Peer:
         self.peers.append(ScriptedPeer(address))
         if self._open_at_once:
             self.peers[-1].gate.set()

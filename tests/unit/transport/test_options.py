@@ -7,6 +7,7 @@ import pytest
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.nodes import FlowControl
 from meshnet.transport.options import GrpcOptions, max_frame_bytes
+from tests.support.identities import member
 
 
 def test_a_frame_may_be_somewhat_larger_than_a_chunk() -> None:
@@ -26,6 +27,15 @@ def test_both_ends_notice_a_silent_peer() -> None:
 def test_a_port_is_never_shared_and_a_stream_never_retried() -> None:
     assert dict(GrpcOptions().server_arguments(1))["grpc.so_reuseport"] == 0
     assert dict(GrpcOptions().channel_arguments(1))["grpc.enable_retries"] == 0
+
+
+def test_with_tls_a_channel_is_for_one_node_or_for_any_node() -> None:
+    name, identity = "grpc.ssl_target_name_override", member()
+    secured = GrpcOptions(tls=identity)
+    assert dict(secured.channel_arguments(1))[name] == "node.meshnet"
+    held = dict(secured.channel_arguments(1, identity.node_id))[name]
+    assert held == f"{identity.node_id}.meshnet"
+    assert name not in dict(GrpcOptions().channel_arguments(1, identity.node_id))
 
 
 @pytest.mark.parametrize(
