@@ -28,16 +28,21 @@ class NewFile:
 
     def publish(self, name: str) -> Path:
         """Make it durable and give it ``name`` in the same folder, replacing what was there."""
-        target = self._path.with_name(name)
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self._path.replace(target)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        return target
+        return publish(self.file, self._path, name)
+
+
+def publish(file: BinaryIO, path: Path, name: str) -> Path:
+    """Make the open ``file`` at ``path`` durable under ``name`` in the same folder."""
+    target = path.with_name(name)
+    file.flush()
+    os.fsync(file.fileno())
+    path.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return target
 
 
 @contextmanager
@@ -47,24 +52,41 @@ def new_file(folder: Path, size: int = 0, field: str = "cache") -> Iterator[NewF
     Raises :class:`ResourceExhaustedError` when the disk has no ``size`` bytes left or gets full,
     and :class:`InvalidArgumentError` naming ``field`` when the folder can't be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder, size, field):
+        prepare_folder(folder, size)
         remove_unfinished(folder)
-        free = shutil.disk_usage(folder).free
-        if free < size:
-            raise ResourceExhaustedError(
-                f"{folder} has {free} bytes left, but {size} are needed; free some or choose "
-                f"another folder"
-            )
         file, path = _create(folder)
         try:
             with file:
                 yield NewFile(file, path)
         finally:
             path.unlink(missing_ok=True)
+
+
+def prepare_folder(folder: Path, size: int) -> None:
+    """Make the folder; raises :class:`ResourceExhaustedError` unless ``size`` bytes are free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise ResourceExhaustedError(
+            f"{folder} has {free} bytes left, but {size} are needed; free some or choose "
+            f"another folder"
+        )
+
+
+@contextmanager
+def disk_errors(folder: Path, size: int, field: str = "cache") -> Iterator[None]:
+    """Tell the disk's errors as ours; ``size`` is how many bytes were to be written at least.
+
+    Raises :class:`ResourceExhaustedError` when it is full, and :class:`InvalidArgumentError` naming
+    ``field`` when the folder can't be written.
+    """
+    try:
+        yield
     except OSError as error:
         if error.errno in _FULL:
-            raise ResourceExhaustedError(f"{folder}: no space left on the disk") from error
+            needed = f"; {size} bytes are needed in all" if size else ""
+            raise ResourceExhaustedError(f"{folder}: no space left on the disk{needed}") from error
         problem = f"{folder} can't be written: {error.strerror}"
         raise InvalidArgumentError(field, problem) from error
 
@@ -74,7 +96,7 @@ def remove_unfinished(folder: Path) -> None:
     for path in folder.glob(f"{_OURS}*{_UNFINISHED}"):
         try:
             with path.open("rb") as file:
-                if _lock(file):
+                if lock(file):
                     path.unlink(missing_ok=True)
         except (FileNotFoundError, PermissionError):
             continue  # its writer published it just now, or it is somebody else's
@@ -85,12 +107,13 @@ def _create(folder: Path) -> tuple[BinaryIO, Path]:
         path = folder / f"{_OURS}{secrets.token_hex(8)}{_UNFINISHED}"
         file = path.open("xb+")
         # Between creation and lock another process may have taken it for a dead writer's.
-        if _lock(file) and path.exists():
+        if lock(file) and path.exists():
             return file, path
         file.close()
 
 
-def _lock(file: BinaryIO) -> bool:
+def lock(file: BinaryIO) -> bool:
+    """Take the file for this process alone; False if another one has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

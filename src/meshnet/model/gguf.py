@@ -17,6 +17,7 @@ from typing import Final
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from meshnet.domain.errors import ModelFileError, ModelNotFoundError
+from meshnet.model.bytesource import ByteSource, LocalBytes
 from meshnet.model.gguf_cursor import GgufCursor, file_error
 from meshnet.model.metadata import WIDTHS, MetadataValue, Scalar
 
@@ -41,6 +42,8 @@ class GgufPart:
     path: Path
     size: int
     mtime_ns: int
+    header_bytes: int = 0
+    """Bytes of metadata and tensor list, at its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,45 @@ class GgufIndex:
             raise self.error(key, str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class GgufHead:
+    """What the start of one file says; ``size`` is how long that start is, in bytes."""
+
+    metadata: Mapping[str, MetadataValue]
+    tensors: Mapping[str, TensorInfo]
+    alignment: int
+    size: int
+
+
+def read_head(source: ByteSource) -> GgufHead:
+    """Read one file's metadata and tensor list.
+
+    Raises :class:`ModelFileError`, naming file and field, when it lies or the data end early.
+    """
+    cursor = GgufCursor(source)
+    tensor_count, key_count = _read_counts(cursor)
+    metadata = dict(_read_metadata(cursor, key_count))
+    part = GgufPart(Path(source.name), source.size, 0)
+    alignment = _read_alignment(GgufIndex((part,), metadata))
+    tensors = _read_tensors(cursor, tensor_count, alignment)
+    return GgufHead(metadata, tensors, alignment, cursor.position)
+
+
+def sibling_name(name: str, number: int, count: int) -> str | None:
+    """What part ``number`` (from 0) is called if one of ``count`` is ``name``; None if it isn't."""
+    match = _PART_NAME.fullmatch(name)
+    if match is None or int(match[3]) != count:
+        return None
+    return f"{match[1]}-{number + 1:05}-of-{count:05}.gguf"
+
+
+def part_count(split_count: int, subject: str) -> int:
+    """The number of a model's files, from its key ``split.count``."""
+    if split_count > _MAX_PARTS:
+        raise file_error(subject, "split.count", f"{split_count} parts are more than {_MAX_PARTS}")
+    return max(split_count, 1)
+
+
 def read_index(path: Path) -> GgufIndex:
     """Read the headers of the model that ``path`` is, or is any part of.
 
@@ -142,23 +184,17 @@ def read_index(path: Path) -> GgufIndex:
     naming file and field, when a header lies, the data end early, or another part is missing.
     """
     index = _read_part(path)
-    count = index.integer("split.count", 0)
-    if count <= 1:
+    count = part_count(index.integer("split.count", 0), str(path))
+    if count == 1:
         return index
     return _join([_read_sibling(path, index, number, count) for number in range(count)])
 
 
 def _read_sibling(path: Path, index: GgufIndex, number: int, count: int) -> GgufIndex:
-    match = _PART_NAME.fullmatch(path.name)
-    if count > _MAX_PARTS:
-        raise index.error("split.count", f"{count} parts are more than {_MAX_PARTS}")
-    if match is None or int(match[3]) != count:
-        raise index.error(
-            "split.count",
-            f"says that the model has {count} parts, but the file isn't named as one of them; "
-            f"rename it to end in -00001-of-{count:05}.gguf (with its own number)",
-        )
-    sibling = path.with_name(f"{match[1]}-{number + 1:05}-of-{count:05}.gguf")
+    name = sibling_name(path.name, number, count)
+    if name is None:
+        raise index.error("split.count", misnamed(count))
+    sibling = path.with_name(name)
     if sibling == path:
         part = index
     else:
@@ -171,6 +207,14 @@ def _read_sibling(path: Path, index: GgufIndex, number: int, count: int) -> Gguf
     if part.integer("split.no") != number or part.integer("split.count") != count:
         raise part.error("split.no", f"isn't that of part {number + 1} of {count}")
     return part
+
+
+def misnamed(count: int) -> str:
+    """What is wrong with a file that says it is one of ``count``, but isn't named so."""
+    return (
+        f"says that the model has {count} parts, but the file isn't named as one of them; "
+        f"rename it to end in -00001-of-{count:05}.gguf (with its own number)"
+    )
 
 
 def _join(parts: list[GgufIndex]) -> GgufIndex:
@@ -192,19 +236,15 @@ def _join(parts: list[GgufIndex]) -> GgufIndex:
 
 def _read_part(path: Path) -> GgufIndex:
     try:
-        with path.open("rb") as file:
-            cursor = GgufCursor(file, path)
-            counts = _read_counts(cursor)
-            metadata = dict(_read_metadata(cursor, counts[1]))
-            part = GgufPart(path.absolute(), cursor.size, cursor.mtime_ns)
-            index = GgufIndex((part,), metadata)
-            alignment = _read_alignment(index)
-            tensors = _read_tensors(cursor, counts[0], alignment)
+        with path.open("rb", buffering=0) as file:
+            source = LocalBytes(file, path)
+            head = read_head(source)
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"{path}: no such file", file=str(path)) from error
     except OSError as error:
         raise file_error(path, "file", f"can't be read: {error.strerror}") from error
-    return GgufIndex((part,), metadata, tensors, alignment)
+    part = GgufPart(path.absolute(), source.size, source.mtime_ns, head.size)
+    return GgufIndex((part,), head.metadata, head.tensors, head.alignment)
 
 
 def _read_counts(cursor: GgufCursor) -> tuple[int, int]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from meshnet.domain.errors import ModelFileError
+from meshnet.model.bytesource import ByteSource
 
 MAX_HEADER: Final = 256 << 20
 """Bytes of metadata and tensor list; the largest vocabularies take some 30 MiB."""
 
-_CHUNK: Final = 1 << 20
 _MAX_KEY: Final = 65535
 _UINT32: Final = struct.Struct("<I")
 _UINT64: Final = struct.Struct("<Q")
 
 
-def file_error(path: Path, field: str, problem: str) -> ModelFileError:
+def file_error(path: Path | str, field: str, problem: str) -> ModelFileError:
     """The error that names a file, a key, tensor or header field of it, and what is wrong."""
     return ModelFileError(f"{path}: {field}: {problem}", file=str(path), field=field)
 
@@ -26,18 +25,15 @@ def file_error(path: Path, field: str, problem: str) -> ModelFileError:
 class GgufCursor:
     """A position in the head of a file; ``field`` in its methods names what is being read."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        status = os.fstat(file.fileno())
-        self.size = status.st_size
-        self.mtime_ns = status.st_mtime_ns
+    def __init__(self, source: ByteSource) -> None:
+        self.size = source.size
         self.position = 0
-        self._file = file
-        self._path = path
+        self._source = source
         self._head = bytearray()
 
     def error(self, field: str, problem: str) -> ModelFileError:
         """The error that says what is wrong with ``field`` of this file."""
-        return file_error(self._path, field, problem)
+        return file_error(self._source.name, field, problem)
 
     def expect(self, count: int, field: str) -> None:
         """Check that the file has ``count`` more bytes, without reading them."""
@@ -89,21 +85,23 @@ class GgufCursor:
         self.expect(count * _UINT64.size, field)
         head, unpack, width = self._head, _UINT64.unpack_from, _UINT64.size
         position, loaded = self.position, len(head)
-        for _ in range(count):
+        for left in range(count, 0, -1):
             if position + width > loaded:
-                self._load(position + width, field)
+                self._load(position + width, field, position + width * left)
                 loaded = len(head)
             position += width + unpack(head, position)[0]
         self._load(position, field)
         self.position = position
 
-    def _load(self, end: int, field: str) -> None:
+    def _load(self, end: int, field: str, at_least: int = 0) -> None:
+        """Have the bytes up to ``end``; ``at_least`` is as far as will surely be read."""
         missing = end - len(self._head)
         if missing <= 0:
             return
         self.expect(end - self.position, field)
         if end > MAX_HEADER:
             raise self.error(field, f"lies behind {MAX_HEADER} bytes of header, the most allowed")
-        self._head += self._file.read(max(missing, _CHUNK))
+        wanted = max(missing, self._source.step, min(at_least, MAX_HEADER) - len(self._head))
+        self._head += self._source.read(len(self._head), wanted)
         if len(self._head) < end:
             raise self.error(field, "the file became shorter while it was read")

@@ -1,4 +1,4 @@
-"""Writing a planned slice: one pass over the weights, in chunks, nothing left behind on failure.
+"""Writing a planned slice: one pass over the weights, in order, gone on with where it broke off.
 
 Every byte must be hashed, so every byte passes through here once; letting the kernel copy file
 ranges would read them a second time for the hash, and GGUF's 32-byte alignment keeps file systems
@@ -10,21 +10,24 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, Protocol
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import Digest
-from meshnet.model.files import NewFile, new_file
-from meshnet.model.gguf import MAGIC, padded
-from meshnet.model.metadata import encode_string
+from meshnet.model.files import new_file
+from meshnet.model.gguf import padded
 from meshnet.model.progress import Progress, silent
+from meshnet.model.slice_image import image_of
 from meshnet.model.slice_plan import SlicePlan
-from meshnet.model.weights import CHUNK, WeightFiles
+from meshnet.model.weights import CHUNK, WeightFiles, Weights
 
-_VERSION: Final = 3
+CHECKPOINT: Final = 64 << 20
+"""Bytes after which it is noted how far the file has got."""
+
 _ZEROS: Final = bytes(CHUNK)
 _ONE: Final = struct.pack("<f", 1.0)
 
@@ -38,70 +41,191 @@ class WrittenSlice:
     size: int
 
 
-def write_slice(plan: SlicePlan, destination: Path, progress: Progress = silent) -> WrittenSlice:
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """How far a file has got: its first ``position`` bytes, whose SHA-256 (hex) is ``digest``."""
+
+    position: int
+    digest: str
+
+
+class Journal(Protocol):
+    """Remembers how far a file has got, so that another process can go on."""
+
+    def read(self) -> Grown | None:
+        """What was noted last; None where the file is new."""
+
+    def note(self, grown: Grown) -> None:
+        """Make durable what is in the file, and then that it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a slice is filled with."""
+
+    plan: SlicePlan
+    weights: Weights
+    digests: Mapping[str, str]
+    """SHA-256 (hexadecimal) of the model's tensors by name; those that aren't here aren't checked.
+    """
+
+
+def write_slice(
+    plan: SlicePlan,
+    destination: Path,
+    progress: Progress = silent,
+    contents: Contents | None = None,
+) -> WrittenSlice:
     """Write the slice; ``destination`` appears, or is replaced, only once it is complete.
 
-    Raises :class:`~meshnet.domain.errors.ModelFileError` when the model's files change or end
-    early meanwhile; for the disk's errors see :func:`~meshnet.model.files.new_file`.
+    ``contents`` is where its weights come from, by default the plan's own files. Raises
+    :class:`~meshnet.domain.errors.ModelFileError` when they change or end early meanwhile; for the
+    disk's errors see :func:`~meshnet.model.files.new_file`.
     """
     if destination.resolve() in {part.path.resolve() for part in plan.parts}:
         raise InvalidArgumentError("output", "it is the model itself; choose another file")
-    with new_file(destination.parent, copied_bytes(plan), "output") as new:
-        digest, size = fill_slice(plan, new, progress)
+    contents = contents or Contents(plan, WeightFiles(plan.parts), {})
+    with new_file(destination.parent, disk_bytes(plan), "output") as new:
+        digest, size = fill_slice(contents, new.file, None, progress)
         return WrittenSlice(new.publish(destination.name), digest, size)
 
 
-def fill_slice(plan: SlicePlan, new: NewFile, progress: Progress) -> tuple[Digest, int]:
-    """Write the slice to a file not yet published; returns the digest and number of its bytes."""
-    head = _head(plan)
-    total = len(head) + sum(padded(tensor.size, plan.alignment) for tensor in plan.tensors)
-    hashed, done, label = hashlib.sha256(), 0, f"slice {plan.layers}"
-    with WeightFiles(plan.parts) as weights:
-        for chunk in _contents(plan, head, weights):
-            hashed.update(chunk)
-            if chunk.obj is _ZEROS:
-                new.file.seek(len(chunk), os.SEEK_CUR)
-            else:
-                new.file.write(chunk)
-            done += len(chunk)
-            progress(label, done, total)
-        weights.require_unchanged()
-    new.file.truncate(total)
-    return Digest(f"sha256:{hashed.hexdigest()}"), total
+def fill_slice(
+    contents: Contents, file: BinaryIO, journal: Journal | None, progress: Progress
+) -> tuple[Digest, int]:
+    """Write the slice to a file not yet published, from where ``journal`` says it has got to.
+
+    Returns the digest and number of its bytes.
+    """
+    filling = _Filling(contents, file, journal, progress)
+    filling.copy()
+    return filling.finish()
 
 
-def copied_bytes(plan: SlicePlan) -> int:
-    """What the slice's weights take on disk; zeros at the end take nothing."""
-    return sum(tensor.size for tensor in plan.tensors if not tensor.zeros)
+def disk_bytes(plan: SlicePlan) -> int:
+    """What the slice takes on disk; zeros at the end take nothing."""
+    head = len(image_of(plan).head)
+    return head + sum(tensor.size for tensor in plan.tensors if not tensor.zeros)
 
 
-def _contents(plan: SlicePlan, head: bytes, weights: WeightFiles) -> Iterator[memoryview]:
-    yield memoryview(head)
-    for tensor in plan.tensors:
-        size = padded(tensor.size, plan.alignment)
-        if tensor.source is not None:
-            yield from weights.read(tensor.source)
-            size -= tensor.size
-        elif tensor.ones:
-            yield memoryview(_ONE * (tensor.size // len(_ONE)))
-            size -= tensor.size
-        yield from _zeros(size)
+class _Filling:
+    """A file in the making: all before ``_position`` is written, and tensor ``_number`` is next."""
 
+    def __init__(
+        self, contents: Contents, file: BinaryIO, journal: Journal | None, progress: Progress
+    ) -> None:
+        plan = contents.plan
+        self._plan, self._weights, self._digests = plan, contents.weights, contents.digests
+        self._file, self._journal, self._progress = file, journal, progress
+        self._image = image_of(plan)
+        self._sources = [tensor.source for tensor in plan.tensors if tensor.source is not None]
+        # Where each copied tensor starts, and where the last one's padding ends.
+        self._starts = [*self._image.offsets, self._image.total][: len(self._sources) + 1]
+        self._label = f"slice {plan.layers}"
+        self._number = self._position = self._noted = 0
+        self._taken_up: int | None = None
+        # Hashes of all before the position, of all before the tensor, and of the tensor so far.
+        self._all, self._before, self._inside = (hashlib.sha256() for _ in range(3))
 
-def _zeros(count: int) -> Iterator[memoryview]:
-    for start in range(0, count, CHUNK):
-        yield memoryview(_ZEROS)[: min(CHUNK, count - start)]
+    def copy(self) -> None:
+        """Write the head and all that comes from the model."""
+        if not self._go_on():
+            self._restart(0, hashlib.sha256())
+            self._write(memoryview(self._image.head))
+            self._begin_tensor()
+        try:
+            with self._weights as weights:
+                while self._number < len(self._sources):
+                    self._copy_while_right(weights)
+                weights.require_unchanged()
+        except BaseException:
+            self._note()
+            raise
 
+    def finish(self) -> tuple[Digest, int]:
+        """Write what is the same for every model: ones, and holes that read as zeros."""
+        for tensor in self._plan.tensors[len(self._sources) :]:
+            left = padded(tensor.size, self._plan.alignment)
+            if tensor.ones:
+                self._write(memoryview(_ONE * (tensor.size // len(_ONE))))
+                left -= tensor.size
+            for start in range(0, left, CHUNK):
+                zeros = memoryview(_ZEROS)[: min(CHUNK, left - start)]
+                self._file.seek(len(zeros), os.SEEK_CUR)
+                self._count(zeros)
+        self._file.truncate(self._image.total)
+        return Digest(f"sha256:{self._all.hexdigest()}"), self._image.total
 
-def _head(plan: SlicePlan) -> bytes:
-    head = bytearray(MAGIC)
-    head += struct.pack("<IQQ", _VERSION, len(plan.tensors), len(plan.metadata))
-    for key, value in plan.metadata:
-        head += encode_string(key) + value.encode()
-    offset = 0
-    for tensor in plan.tensors:
-        head += encode_string(tensor.name)
-        head += struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        head += struct.pack("<IQ", tensor.type, offset)
-        offset += padded(tensor.size, plan.alignment)
-    return bytes(head.ljust(padded(len(head), plan.alignment), b"\0"))
+    def _copy_while_right(self, weights: Weights) -> None:
+        """Copy tensors until all are there, or one isn't what it should be."""
+        left = self._sources[self._number :]
+        chunks = weights.stream(left, self._position - self._starts[self._number])
+        with closing(chunks):
+            for source in left:
+                end = self._starts[self._number] + source.size
+                while self._position < end:
+                    chunk = next(chunks)
+                    self._inside.update(chunk)
+                    self._write(chunk)
+                expected, found = self._digests.get(source.name), self._inside.hexdigest()
+                if expected not in {None, found}:
+                    self._restart(self._starts[self._number], self._before)
+                    # What an earlier attempt left of it may be at fault.
+                    if self._number != self._taken_up:
+                        weights.distrust(source)
+                    self._taken_up = None
+                    return
+                padding = self._starts[self._number + 1] - self._position
+                self._write(memoryview(bytes(padding)))
+                self._number += 1
+                self._begin_tensor()
+
+    def _go_on(self) -> bool:
+        """Take up what an earlier attempt left, if it still is what was noted."""
+        grown = self._journal.read() if self._journal is not None else None
+        if grown is None or not len(self._image.head) <= grown.position <= self._starts[-1]:
+            return False
+        self._position = self._noted = grown.position
+        self._number = sum(start <= grown.position for start in self._starts[1:])
+        self._taken_up = self._number
+        self._file.seek(0)
+        self._hash_up_to(self._starts[self._number])
+        self._begin_tensor()
+        self._hash_up_to(grown.position)
+        self._file.truncate(grown.position)
+        self._file.seek(grown.position)
+        return self._all.hexdigest() == grown.digest
+
+    def _hash_up_to(self, end: int) -> None:
+        while chunk := self._file.read(min(end - self._file.tell(), CHUNK)):
+            self._all.update(chunk)
+            self._inside.update(chunk)
+
+    def _begin_tensor(self) -> None:
+        self._before, self._inside = self._all.copy(), hashlib.sha256()
+
+    def _restart(self, position: int, before: hashlib._Hash) -> None:
+        """Drop all from ``position`` on, before which ``before`` is the hash."""
+        self._all, self._position = before.copy(), position
+        self._begin_tensor()
+        self._noted = min(self._noted, position)
+        if not position:
+            self._number = 0
+        self._file.seek(position)
+        self._file.truncate()
+
+    def _write(self, chunk: memoryview) -> None:
+        self._file.write(chunk)
+        self._count(chunk)
+        if self._position - self._noted >= CHECKPOINT and self._number < len(self._sources):
+            self._note()
+
+    def _count(self, chunk: memoryview) -> None:
+        self._all.update(chunk)
+        self._position += len(chunk)
+        self._progress(self._label, self._position, self._image.total)
+
+    def _note(self) -> None:
+        if self._journal is not None and self._position > self._noted:
+            self._journal.note(Grown(self._position, self._all.hexdigest()))
+            self._noted = self._position

@@ -140,6 +140,28 @@ def plan_slice(
     )
 
 
+def plan_whole(index: GgufIndex) -> SlicePlan:
+    """Plan one file of all layers: the model as it is, its parts joined.
+
+    Raises as :func:`~meshnet.model.description.describe` does.
+    """
+    info = describe(index)
+    copied = (_copy(tensor, tensor.name) for tensor in index.tensors.values())
+    return SlicePlan(
+        parts=index.parts,
+        layers=LayerRange(0, info.total_layers),
+        total_layers=info.total_layers,
+        architecture=info.architecture,
+        tap=None,
+        all_rows=False,
+        metadata=tuple(
+            (key, value) for key, value in index.metadata.items() if not key.startswith("split.")
+        ),
+        tensors=tuple(sorted(copied, key=_place)),
+        alignment=index.alignment,
+    )
+
+
 def _tap(rules: Architecture, layout: Layout, total_layers: int) -> tuple[str | None, bool]:
     """The tensor to tap, None on a tail, and whether every row must be flagged for it."""
     if layout.real.is_tail(total_layers):

@@ -1,8 +1,9 @@
-"""Reading the weights of a model's files, chunk by chunk."""
+"""Reading the weights of a model, chunk by chunk, wherever they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
@@ -15,12 +16,45 @@ from meshnet.model.gguf_cursor import file_error
 CHUNK: Final = 4 << 20
 
 
-class WeightFiles:
-    """The open files of a model.
+class Weights(ABC):
+    """A model's weights, open for reading.
 
-    Its methods raise :class:`~meshnet.domain.errors.ModelFileError`, naming the file, when one is
+    Methods raise :class:`~meshnet.domain.errors.ModelFileError`, naming the file, when one is
     gone, can't be read, ends early, or isn't the one any more that was indexed.
     """
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    @abstractmethod
+    def stream(self, tensors: Sequence[TensorInfo], skip: int) -> Generator[memoryview, None, None]:
+        """The tensors' data one after the other, from byte ``skip`` of the first one on.
+
+        No chunk reaches from one tensor into the next; each is valid until the next is asked for.
+        """
+
+    @abstractmethod
+    def distrust(self, tensor: TensorInfo) -> None:
+        """Read this tensor from elsewhere from now on: what came wasn't what it should be.
+
+        Raises :class:`~meshnet.domain.errors.ModelFileError` if there is no elsewhere.
+        """
+
+    @abstractmethod
+    def require_unchanged(self) -> None:
+        """Check, after the last read, that all of it came from the files that were indexed."""
+
+
+class WeightFiles(Weights):
+    """The open files of a model on this machine."""
 
     def __init__(self, parts: tuple[GgufPart, ...]) -> None:
         self._parts = parts
@@ -41,13 +75,18 @@ class WeightFiles:
     ) -> None:
         self._stack.close()
 
-    def read(self, tensor: TensorInfo) -> Iterator[memoryview]:
-        """The tensor's data in chunks; each is valid until the next one is asked for."""
+    def stream(self, tensors: Sequence[TensorInfo], skip: int) -> Generator[memoryview, None, None]:
+        """As in the base class; raises when a file becomes shorter meanwhile."""
+        for number, tensor in enumerate(tensors):
+            yield from self.read(tensor, 0 if number else skip)
+
+    def read(self, tensor: TensorInfo, skip: int = 0) -> Iterator[memoryview]:
+        """One tensor's data from byte ``skip`` on, in chunks as in :meth:`stream`."""
         path, file = self._parts[tensor.part].path, self._files[tensor.part]
-        buffer = memoryview(bytearray(min(CHUNK, tensor.size)))
-        left = tensor.size
+        left = tensor.size - skip
+        buffer = memoryview(bytearray(min(CHUNK, left)))
         try:
-            file.seek(tensor.offset)
+            file.seek(tensor.offset + skip)
             while left:
                 count = file.readinto(buffer[: min(left, len(buffer))])
                 if not count:
@@ -56,6 +95,11 @@ class WeightFiles:
                 left -= count
         except OSError as error:
             raise file_error(path, tensor.name, f"can't be read: {error.strerror}") from error
+
+    def distrust(self, tensor: TensorInfo) -> None:
+        """Raise: there is one file of each part."""
+        path = self._parts[tensor.part].path
+        raise file_error(path, tensor.name, "its data aren't those that were hashed; try again")
 
     def require_unchanged(self) -> None:
         """Check, after the last read, that all of it came from the files that were indexed."""

@@ -1,15 +1,23 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from meshnet.domain.errors import LayerRangeError, ModelFileError, ModelUnsupportedError
+from meshnet.domain.errors import (
+    LayerRangeError,
+    ModelFileError,
+    ModelUnsupportedError,
+    ResourceExhaustedError,
+)
 from meshnet.domain.layers import LayerRange
 from meshnet.model.cache import SliceCache, SliceFile
 from meshnet.model.digest import model_digest
@@ -17,12 +25,16 @@ from meshnet.model.gguf import read_index
 from tests.support.tiny_gguf import TinyModel, build
 
 MIDDLE = LayerRange(1, 3)
+Usage = namedtuple("Usage", "total used free")
 
 ENSURE = """
 import sys
 from pathlib import Path
 from meshnet.domain.layers import LayerRange
+from meshnet.model import slice_file
 from meshnet.model.cache import SliceCache
+
+slice_file.CHECKPOINT = 4096
 
 def progress(label, done, total):
     if label.startswith("slice") and done > total // 2 and sys.argv[3] == "halt":
@@ -32,8 +44,10 @@ def progress(label, done, total):
 print("ready", flush=True)
 if sys.argv[3] == "race":
     sys.stdin.readline()
-made = SliceCache(Path(sys.argv[1])).ensure(Path(sys.argv[2]), LayerRange(1, 3), progress)
-print(made.path, flush=True)
+cache = SliceCache(Path(sys.argv[1]))
+print(cache.ensure(Path(sys.argv[2]), LayerRange(1, 3), progress).path, flush=True)
+if sys.argv[3] == "hold":
+    sys.stdin.read()
 """
 
 
@@ -66,7 +80,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def unfinished(root: Path) -> list[Path]:
-    return list(root.rglob("*.unfinished"))
+    return [*root.rglob("*.unfinished"), *root.rglob("*.partial"), *root.rglob("*.journal")]
 
 
 def require_intact(made: SliceFile) -> None:
@@ -174,30 +188,108 @@ def test_processes_that_want_the_same_slice_at_once_all_get_a_good_one(
     assert unfinished(root) == []
 
 
-def test_what_a_killed_writer_left_is_removed(root: Path, model: Path) -> None:
+def test_what_a_killed_writer_left_is_gone_on_with(root: Path, model: Path) -> None:
     with other_process(root, model, "halt") as writer:
         assert said(writer) == "halfway"
         writer.kill()
         writer.wait(timeout=10)
-    assert len(unfinished(root)) == 1
-    require_intact(SliceCache(root).ensure(model, MIDDLE))
+    assert {path.suffix for path in unfinished(root)} == {".partial", ".journal"}
+    seen: list[tuple[int, int]] = []
+
+    def progress(label: str, done: int, total: int, /) -> None:
+        seen.append((done, total))
+
+    require_intact(SliceCache(root).ensure(model, MIDDLE, progress))
+    done, total = seen[0]
+    assert total // 3 < done < total
     assert unfinished(root) == []
 
 
-def test_a_living_writer_is_left_in_peace(root: Path, model: Path) -> None:
+def test_a_living_writer_is_waited_for(root: Path, model: Path) -> None:
     with other_process(root, model, "halt") as writer:
         assert said(writer) == "halfway"
-        theirs = unfinished(root)
-        assert len(theirs) == 1
-        mine = SliceCache(root).ensure(model, MIDDLE)
-        assert unfinished(root) == theirs
-        assert writer.stdin is not None
-        writer.stdin.close()
+        with ThreadPoolExecutor(1) as pool:
+            mine = pool.submit(SliceCache(root).ensure, model, MIDDLE)
+            with pytest.raises(TimeoutError):
+                mine.result(0.5)
+            assert writer.stdin is not None
+            writer.stdin.close()
+            made = mine.result(10)
         path = said(writer)
         while path == "halfway":
             path = said(writer)
-    assert path == str(mine.path)
-    require_intact(mine)
+    assert path == str(made.path)
+    assert made.reused
+    require_intact(made)
+    assert unfinished(root) == []
+
+
+def disk_size(made: SliceFile) -> int:
+    return made.path.stat().st_blocks * 512
+
+
+def cut_one_after_the_other(root: Path, model: Path) -> list[SliceFile]:
+    """Slices of one layer each, the first asked for again at the end; nobody uses them."""
+    made = []
+    for start in (0, 1, 2, 0):
+        for entry in root.glob("slices/*"):
+            used = entry.stat().st_mtime - 60
+            os.utime(entry, (used, used))
+        cache = SliceCache(root)
+        made.append(cache.ensure(model, LayerRange(start, start + 1)))
+        cache.close()
+    return made[:3]
+
+
+def test_the_slice_that_was_asked_for_the_longest_ago_goes_first(root: Path, model: Path) -> None:
+    made = cut_one_after_the_other(root, model)
+    coming = SliceCache(root.with_name("elsewhere")).ensure(model, LayerRange(3, 4))
+    room = sum(map(disk_size, (made[0], made[2], coming)))
+    SliceCache(root, room).ensure(model, LayerRange(3, 4))
+    assert [each.path.exists() for each in made] == [True, False, True]
+    assert SliceCache(root).ensure(model, LayerRange(0, 1)).reused
+    assert not SliceCache(root).ensure(model, LayerRange(1, 2)).reused
+
+
+def test_a_slice_that_another_process_uses_stays(root: Path, model: Path) -> None:
+    with other_process(root, model, "hold") as user:
+        path = Path(said(user))
+        held = SliceCache(root).ensure(model, LayerRange(0, 1))
+        limit = path.stat().st_blocks * 512 + disk_size(held)
+        with pytest.raises(ResourceExhaustedError, match="cache-size") as caught:
+            SliceCache(root, limit).ensure(model, LayerRange(0, 2))
+        assert path.exists()
+        user.kill()
+        user.wait(timeout=10)
+    assert str(limit) in caught.value.message
+    assert not held.path.exists()
+    SliceCache(root, limit).ensure(model, LayerRange(0, 2))
+    assert not path.exists()
+
+
+def test_a_slice_that_is_released_may_go(root: Path, model: Path) -> None:
+    cache = SliceCache(root, 1 << 20)
+    made = cache.ensure(model, MIDDLE)
+    small = SliceCache(root, disk_size(made))
+    with pytest.raises(ResourceExhaustedError):
+        small.ensure(model, LayerRange(0, 1))
+    cache.release(made.path)
+    small.ensure(model, LayerRange(0, 1))
+    assert not made.path.exists()
+
+
+def test_a_limit_below_a_single_slice_is_told_with_what_is_needed(root: Path, model: Path) -> None:
+    with pytest.raises(ResourceExhaustedError, match=r"\d+ bytes are needed .* may hold 1000,"):
+        SliceCache(root, 1000).ensure(model, MIDDLE)
+
+
+def test_a_disk_that_is_full_is_told_with_what_is_needed(
+    root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SliceCache(root).manifest(model)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100, 99, 1))
+    with pytest.raises(ResourceExhaustedError, match=r"1 bytes left, but \d+ are needed"):
+        SliceCache(root).ensure(model, MIDDLE)
 
 
 def test_a_model_is_checked_before_it_is_cut(root: Path, tmp_path: Path) -> None:
