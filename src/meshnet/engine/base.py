@@ -120,6 +120,8 @@ class EngineCapabilities:
     """Whether a cache can be cut back to an earlier position. A ``TRUNCATE`` that drops something,
     or a ``FORK`` of less than its source holds, is a cache miss if it can't."""
     supports_mtp: bool = False
+    supports_grammar: bool = False
+    """Whether tokens can be kept to a grammar; False on an engine that doesn't sample."""
 
     @property
     def is_head(self) -> bool:
@@ -147,14 +149,26 @@ class TokenChoice:
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     history: tuple[int, ...] = ()
     """The tokens up to and with the last one before the first choice, as many as the penalties look
-    at."""
+    at, and all that were generated where there is a grammar."""
     proposed: tuple[int, ...] = ()
     """The tokens of a decode step's rows after its first. Choices after a later row have them in
-    their history; may be left out where the penalties are off."""
+    their history; may be left out where nothing looks at the history."""
+    generated: int = 0
+    """So many of the history's last tokens are the beginning of what the grammar describes."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.generated <= len(self.history):
+            raise InvalidArgumentError(
+                "generated", f"{self.generated} of {len(self.history)} history tokens can't be"
+            )
 
     def before(self, choice: int) -> tuple[int, ...]:
         """The history of the step's choice of that number, 0 for the first."""
         return self.history + self.proposed[:choice]
+
+    def generated_before(self, choice: int) -> tuple[int, ...]:
+        """Of that history, the tokens that the grammar has seen."""
+        return self.before(choice)[len(self.history) - self.generated :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ more operations than its rule is about, so that an engine that breaks one rule f
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshnet.domain.lifecycle import CacheMode, LifecycleState
 from meshnet.domain.sampling import SamplingParams
@@ -341,6 +342,30 @@ def bad_choice_is_its_own(make: MakeEngine) -> None:
         refused(again, StatusCode.CACHE_MISS)
 
 
+def grammars_are_kept_or_refused(make: MakeEngine) -> None:
+    """A tail chooses what a grammar allows, or says that it can't; others needn't know of it."""
+    bench = Bench.of(make)
+    if not bench.capabilities.is_tail:
+        return
+    bench.open(key("alone"))
+    choice = TokenChoice(SamplingParams(grammar='root ::= "a"'))
+    made = bench.engine.prefill(bench.prefill(key("a"), choice=choice))
+    if not bench.capabilities.supports_grammar:
+        refused(made, StatusCode.INVALID_ARGUMENT)
+        return
+    output(made)
+    token = made.tokens()[0].token_id
+    ended = replace(choice, history=(token,), generated=1)
+    end = output(bench.engine.decode(bench.decode(key("a"), PROMPT, choice=ended)))
+    require(_token(end) != token, "a text goes on past its grammar's end")
+    wrong = replace(choice, history=(_token(end), token), generated=2)
+    refused(
+        bench.engine.decode(bench.decode(key("a"), PROMPT + 1, choice=wrong)),
+        StatusCode.INVALID_ARGUMENT,
+    )
+    require(bench.engine.health().state is LifecycleState.READY, "a wrong grammar is no failure")
+
+
 CHECKS: dict[str, Callable[[MakeEngine], None]] = {
     check.__name__: check
     for check in (
@@ -365,5 +390,6 @@ CHECKS: dict[str, Callable[[MakeEngine], None]] = {
         bad_input_is_refused,
         sessions_are_bounded,
         bad_choice_is_its_own,
+        grammars_are_kept_or_refused,
     )
 }

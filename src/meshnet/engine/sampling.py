@@ -10,9 +10,10 @@ in float64 here, so a token right at the top-p limit may fall on the other side.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,16 @@ Indices = NDArray[np.intp]
 Weights = NDArray[np.float64]
 
 
+class Allowed(Protocol):
+    """Which tokens a grammar allows in one place."""
+
+    def one(self, token_id: int) -> bool:
+        """Whether it allows the token."""
+
+    def all(self) -> NDArray[np.bool_]:
+        """The same of every token, shape (n_vocab,), which takes much longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The chosen token and, as far as the parameters ask for them, log-probabilities.
@@ -43,16 +54,24 @@ class Sampled:
 
 
 def sample(
-    logits: Logits, history: Sequence[int], params: SamplingParams, position: int
+    logits: Logits,
+    history: Sequence[int],
+    params: SamplingParams,
+    position: int,
+    allowed: Allowed | None = None,
 ) -> Sampled:
     """Choose the token of ``position`` from ``logits`` of shape (n_vocab,), which stay unchanged.
 
     ``history`` holds the ids of all tokens before it, prompt included, or at least as many as
-    ``params.penalty_last_n`` looks back. Raises :class:`EngineError` for logits that no model
-    gives, and :class:`InvalidArgumentError` for a token id outside the vocabulary or a logit bias
-    that bans all of it.
+    ``params.penalty_last_n`` looks back. What isn't ``allowed`` is dropped before all filters; the
+    log-probabilities are still the model's own. Raises :class:`EngineError` for logits that no
+    model gives, and :class:`InvalidArgumentError` for a token id outside the vocabulary, or if
+    nothing is allowed that the logit bias doesn't ban.
     """
     biased, scores = _scores(logits, history, params)
+    # Where the largest is allowed, it is also the largest of those allowed.
+    if allowed is not None and not (params.greedy and allowed.one(int(scores.argmax()))):
+        scores = _only(scores, allowed.all())
     if params.greedy:
         token = int(scores.argmax())
     else:
@@ -87,16 +106,26 @@ def _scores(
         raise EngineError(
             f"logits must be one row of float32, but are {logits.dtype} of shape {logits.shape}"
         )
-    peak = logits.max()
-    if not np.isfinite(peak):
+    # Of values that aren't numbers argmax gives the first: one pass for both questions.
+    peak = float(logits[logits.argmax()])
+    if not math.isfinite(peak):
         raise EngineError(
             f"the model gave logits without a finite maximum ({peak}); its file or its "
             f"computation is at fault"
         )
     biased = _with_bias(logits, params.logit_bias) if params.logit_bias else logits
-    if not params.needs_history:
+    if not params.penalises:
         return biased, biased
     return biased, _with_penalties(biased, history, params)
+
+
+def _only(scores: Logits, allowed: NDArray[np.bool_]) -> Logits:
+    kept = np.where(allowed, scores, np.float32(-np.inf))
+    if np.isneginf(kept.max()):
+        raise InvalidArgumentError(
+            "grammar", "it leaves no token of the vocabulary to go on with; it can't be followed"
+        )
+    return kept
 
 
 def _with_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:

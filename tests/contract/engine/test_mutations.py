@@ -164,6 +164,15 @@ class FailsTheWholeBatch(LlamaShardEngine):
         return [bad[0]] * len(made) if bad else made
 
 
+class IgnoresGrammars(LlamaShardEngine):
+    def execute(self, requests: Sequence[StepRequest]) -> list[StepResult]:
+        return super().execute([self._freed(request) for request in requests])
+
+    def _freed(self, request: StepRequest) -> StepRequest:
+        params = replace(request.choice.params, grammar="")
+        return replace(request, choice=replace(request.choice, params=params))
+
+
 class OpensAnything(SessionLedger):
     """A step of a session that nobody opened finds an empty cache."""
 
@@ -299,6 +308,7 @@ MUTATIONS = dict(
         breaks(WrapsTokenIds, "bad_input_is_refused"),
         breaks(EvictsTheOldest, "sessions_are_bounded"),
         breaks(FailsTheWholeBatch, "bad_choice_is_its_own"),
+        breaks(IgnoresGrammars, "grammars_are_kept_or_refused"),
     ]
 )
 

@@ -46,6 +46,56 @@ def test_rows_together_are_chosen_as_rows_alone(position, history, fed, seed):
     assert together == alone
 
 
+class Counted:
+    """A grammar of tokens that count on from the last one, by two."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ...]] = []
+
+    def allowed(self, grammar, generated, session):
+        assert grammar == "by two"
+        self.asked.append(tuple(generated))
+        return CountedOn((generated[-1] + 2) % VOCABULARY if generated else 0)
+
+
+class CountedOn:
+    def __init__(self, only: int) -> None:
+        self._only = only
+
+    def one(self, token_id):
+        return token_id == self._only
+
+    def all(self):
+        return np.arange(VOCABULARY) == self._only
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_holds_up_to_the_first_wrong_guess(temperature):
+    params = SamplingParams(temperature=temperature, grammar="by two")
+    history = (9, 9, 9, 2, 4)
+    logits = list(np.random.default_rng(1).standard_normal((4, VOCABULARY)).astype(np.float32))
+    grammars = Counted()
+    choice = TokenChoice(params, history, (6, 9, 11), generated=2)
+    made = choose(decode(7, (4, 6, 9, 11), choice), logits, grammars)
+    assert isinstance(made, tuple)
+    assert [token.token_id for token in made[:2]] == [6, 8]
+    assert grammars.asked == [(2, 4), (2, 4, 6)]
+    free = SamplingParams(temperature=temperature)
+    alone = choose(decode(9, (9,), TokenChoice(free)), logits[2:3])
+    assert made[2] == alone
+
+
+def test_a_grammar_needs_somebody_who_knows_it():
+    choice = TokenChoice(SamplingParams(grammar="g"))
+    with pytest.raises(InvalidArgumentError, match="grammar"):
+        choose(decode(3, (1,), choice), [np.zeros(VOCABULARY, np.float32)])
+
+
+def test_no_more_can_have_been_generated_than_is_known():
+    with pytest.raises(InvalidArgumentError, match="generated"):
+        TokenChoice(SamplingParams(grammar="g"), (1, 2), generated=3)
+
+
 def test_a_prompt_is_chosen_after_once_for_the_position_behind_it():
     fresh = CacheExpectation(CacheMode.FRESH)
     prompt = PrefillRequest(KEY, 0, fresh, 0, (1, 2, 3), None, TokenChoice(PENALISED, (1, 2, 3)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -262,3 +263,45 @@ def test_extreme_parameters_stay_finite() -> None:
     assert all(math.isfinite(top.logprob) for top in chosen.top_logprobs)
     tiny = SamplingParams(repeat_penalty=5e-324, penalty_last_n=-1)
     assert sample(logits, (0, 1, 2, 3), tiny, 0).token_id in {0, 3}
+
+
+class Only:
+    """Allows some tokens, and counts how often all of them are asked for."""
+
+    def __init__(self, tokens: set[int]) -> None:
+        self._mask = np.isin(np.arange(N_VOCAB), list(tokens))
+        self.whole = 0
+
+    def one(self, token_id: int) -> bool:
+        return bool(self._mask[token_id])
+
+    def all(self) -> NDArray[np.bool_]:
+        self.whole += 1
+        return self._mask
+
+
+@given(LOGITS, HISTORY, PARAMS, st.sets(TOKEN, min_size=1), st.integers(0, 2**20))
+def test_what_isnt_allowed_is_as_if_it_were_banned(logits, history, params, tokens, position):
+    row = np.array(logits, np.float32)
+    allowed = Only(tokens)
+    try:
+        chosen = sample(row, history, params, position, allowed)
+    except InvalidArgumentError as refused:
+        assert refused.details["field"] in ("grammar", "logit_bias")
+        return
+    # Of the unconstrained largest, one question says that it is allowed.
+    free = sample(row, history, params, position)
+    assert chosen.token_id in tokens
+    assert allowed.whole == (not (params.greedy and free.token_id in tokens))
+    banned = {token: -math.inf for token in range(N_VOCAB) if token not in tokens}
+    bias = params.logit_bias | banned
+    whole = sample(row, history, replace(params, logit_bias=bias), position)
+    assert chosen.token_id == whole.token_id
+    # Log-probabilities are the model's own, of what isn't allowed too.
+    assert chosen.top_logprobs == free.top_logprobs
+
+
+def test_nothing_that_is_allowed_is_told_of_the_grammar():
+    row = np.zeros(N_VOCAB, np.float32)
+    with pytest.raises(InvalidArgumentError, match="grammar"):
+        sample(row, [], SamplingParams(), 0, Only(set()))

@@ -35,10 +35,11 @@ from meshnet.engine.base import (
     StepResult,
 )
 from meshnet.engine.choice import choose
-from meshnet.engine.ledger import Admission, SessionLedger
+from meshnet.engine.ledger import Admission, CacheSlot, SessionLedger
 from meshnet.engine.llamacpp.context import LlamaContext, Rows
 from meshnet.engine.llamacpp.exactness import MAX_EXACT_TOKENS
 from meshnet.engine.llamacpp.findings import known_exactness
+from meshnet.engine.llamacpp.grammars import LlamaGrammars, grammars_of
 from meshnet.engine.llamacpp.loading import KEY_PREFIX
 
 MAX_SESSIONS = 256
@@ -68,6 +69,7 @@ class LlamaShardEngine(ShardEngine):
         self._context: LlamaContext | None = None
         self._capabilities: EngineCapabilities | None = None
         self._ledger = SessionLedger(1, 1)
+        self._grammars: LlamaGrammars | None = None
         self._failure: MeshnetError | None = None
         self._spoilt = False
 
@@ -97,6 +99,7 @@ class LlamaShardEngine(ShardEngine):
         self.close()
         limits = request.limits
         self._context = context
+        self._grammars = grammars_of(context, request)
         self._ledger = SessionLedger(
             limits.max_sessions, limits.context_length, rollback=exact.rollback
         )
@@ -111,6 +114,7 @@ class LlamaShardEngine(ShardEngine):
             exact_step_tokens=exact.step_tokens,
             exact_pieces=exact.pieces,
             supports_rollback=exact.rollback,
+            supports_grammar=self._grammars is not None,
         )
         return LoadResult(self._capabilities, weight_bytes=context.weight_bytes)
 
@@ -136,6 +140,16 @@ class LlamaShardEngine(ShardEngine):
         """
         if len(requests) > 1 and not _independent(requests):
             return [result for request in requests for result in self.execute([request])]
+        results = self._results(requests)
+        if self._spoilt:
+            # Values that aren't finite stay in a freed cache and would reach its next session.
+            self._loaded().clear()
+            self._ledger.release_all()
+            self._spoilt = False
+        return [results[index] for index in range(len(requests))]
+
+    def _results(self, requests: Sequence[StepRequest]) -> dict[int, StepResult]:
+        """By the requests' indices."""
         results: dict[int, StepResult] = {}
         decodes: list[_Planned] = []
         chunks: list[_Planned] = []
@@ -153,24 +167,21 @@ class LlamaShardEngine(ShardEngine):
                 decodes.append(planned)
         for batch in (*self._packed(decodes), *([chunk] for chunk in chunks)):
             results.update(self._run(batch))
-        if self._spoilt:
-            # Values that aren't finite stay in a freed cache and would reach its next session.
-            self._loaded().clear()
-            self._ledger.release_all()
-            self._spoilt = False
-        return [results[index] for index in range(len(requests))]
+        return results
 
     def cancel(self, key: SessionKey) -> None:
         """See the base class."""
-        slot = self._ledger.cancel(key)
-        if slot is not None and self._context is not None:
-            self._context.truncate(slot.number, 0)
+        self._free(key, self._ledger.cancel(key))
 
     def release(self, key: SessionKey) -> None:
         """See the base class."""
-        slot = self._ledger.release(key)
+        self._free(key, self._ledger.release(key))
+
+    def _free(self, key: SessionKey, slot: CacheSlot | None) -> None:
         if slot is not None and self._context is not None:
             self._context.truncate(slot.number, 0)
+        if self._grammars is not None:
+            self._grammars.release(key)
 
     def health(self) -> HealthResult:
         """See the base class."""
@@ -190,6 +201,9 @@ class LlamaShardEngine(ShardEngine):
             self._context.close()
             self._context = None
             self._capabilities = None
+        if self._grammars is not None:
+            self._grammars.close()
+            self._grammars = None
 
     def _loaded(self) -> LlamaContext:
         if self._context is None:
@@ -199,6 +213,8 @@ class LlamaShardEngine(ShardEngine):
     def _plan(self, index: int, request: StepRequest) -> _Planned | StepResult:
         capabilities, context = self.capabilities(), self._loaded()
         embeddings = _embeddings(request, capabilities, context.n_vocab)
+        if self._grammars is not None and request.choice.params.grammar:
+            self._grammars.begin()
         if request.rows > context.max_rows:
             raise InvalidArgumentError(
                 "rows", f"{request.rows} rows in a step; at most {context.max_rows}"
@@ -223,6 +239,8 @@ class LlamaShardEngine(ShardEngine):
 
         libllama would interleave the rows of longer and shorter steps.
         """
+        if len(planned) == 1:
+            return [list(planned)]
         batches: list[list[_Planned]] = []
         for rows, steps in itertools.groupby(sorted(planned, key=_row_count), key=_row_count):
             held, same = self.capabilities(), list(steps)
@@ -278,7 +296,7 @@ class LlamaShardEngine(ShardEngine):
         for planned in batch:
             end = start + (planned.rows.outputs if tail else planned.rows.count)
             rows = output[start:end]
-            made.append(_chosen(planned.request, rows) if tail else _boundary(rows))
+            made.append(_chosen(planned.request, rows, self._grammars) if tail else _boundary(rows))
             start = end
         return made
 
@@ -362,8 +380,10 @@ def _boundary(rows: NDArray[np.float32]) -> BoundaryBundle | EngineError:
     return BoundaryBundle((tensor,))
 
 
-def _chosen(request: StepRequest, logits: NDArray[np.float32]) -> Made:
+def _chosen(
+    request: StepRequest, logits: NDArray[np.float32], grammars: LlamaGrammars | None
+) -> Made:
     try:
-        return choose(request, list(logits))
+        return choose(request, list(logits), grammars)
     except MeshnetError as error:
         return error

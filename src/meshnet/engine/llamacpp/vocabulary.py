@@ -153,6 +153,11 @@ class Vocabulary:
         with self._lock:
             return _decode(llama_cpp.llama_vocab_get_text(self._open(), token_id))
 
+    @property
+    def handle(self) -> Any:
+        """libllama's own vocabulary; it lives until :meth:`close`."""
+        return self._open()
+
     def _open(self) -> Any:
         if self._handle is None:
             raise InternalError("the vocabulary was closed while in use")

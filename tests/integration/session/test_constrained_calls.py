@@ -1,0 +1,114 @@
+"""What a grammar of calls allows is what the family's reader finds: a call, and nothing else."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from meshnet.domain.errors import InvalidArgumentError
+from meshnet.engine.llamacpp.grammars import LlamaGrammars
+from meshnet.engine.llamacpp.vocabulary import Vocabulary
+from meshnet.session.schema_grammar.gbnf import GrammarWriter
+from meshnet.session.tools.constrained import AnswerWriter, OfferedCall
+from meshnet.session.tools.families import output_format
+from meshnet.session.tools.parser import OutputTerms
+from meshnet.session.tools.parts import Reasoning, ToolCall
+from tests.support.random_texts import random_text
+from tests.support.scripted_model import Templated
+from tests.support.tiny_gguf import build
+from tests.support.tool_outputs import TEMPLATES
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "where": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+            "unit": {"type": "string", "enum": ["celsius", "kelvin"]},
+            "note": {"type": ["string", "null"]},
+        },
+        "required": ["city", "days", "unit"],
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}},
+}
+FORMS = TEMPLATES | {
+    "mistral with names": "{{ tools }}[TOOL_CALLS]name[ARGS]",
+    "deepseek with fences": "{{ tools }}<｜tool▁call▁begin｜>```json",  # noqa: RUF001
+}
+WORDS = ("</think>", "\n</parameter>")
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Iterator[Vocabulary]:
+    with Vocabulary.load(build(tmp_path / "tiny.gguf")) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def grammars(tmp_path: Path) -> Iterator[LlamaGrammars]:
+    made = LlamaGrammars(tmp_path / "tiny.gguf")
+    yield made
+    made.close()
+
+
+def grammar_of(template: str, names: tuple[str, ...], *, single: bool, begun: bool) -> str:
+    writer = GrammarWriter()
+    answer = AnswerWriter(writer, Templated(template), output_format(template))
+    calls = answer.calls([OfferedCall(it, SCHEMAS[it], it) for it in names], single=single)
+    return writer.text(answer.after_reasoning(calls, begun=begun))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_family_reads_what_its_grammar_allows(form, grammars, vocabulary):
+    template = FORMS[form]
+    thoughts = output_format(template).thoughts is not None
+    seen: set[str] = set()
+    reasoned = False
+    for single, begun, seed in itertools.product((True, False), {False, thoughts}, range(3)):
+        names = (("weather",), ("now",), ("weather", "now"))[seed]
+        grammar = grammar_of(template, names, single=single, begun=begun)
+        text = random_text(grammars, vocabulary, grammar, seed, WORDS)
+        terms = OutputTerms(output_format(template), SCHEMAS, thinking=begun)
+        parser = terms.parser()
+        parts = [*parser.feed(text), *parser.finish()]
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        others = [part for part in parts if not isinstance(part, ToolCall | Reasoning)]
+        reasoned = reasoned or len(parts) > len(calls)
+        assert not others, f"{text!r} has more than calls: {others}"
+        assert len(calls) == 1 if single else 1 <= len(calls) <= 16, text
+        for call in calls:
+            seen.add(call.name)
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    assert seen == set(SCHEMAS)
+    assert reasoned or not thoughts
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_named_function_is_the_only_one_that_is_called(form, grammars, vocabulary):
+    grammar = grammar_of(FORMS[form], ("now",), single=True, begun=False)
+    for seed in range(3):
+        text = random_text(grammars, vocabulary, grammar, seed, WORDS)
+        parser = OutputTerms(output_format(FORMS[form]), SCHEMAS).parser()
+        calls = [it for it in (*parser.feed(text), *parser.finish()) if isinstance(it, ToolCall)]
+        assert calls == [ToolCall("now", "{}")]
+
+
+def test_what_a_form_cant_say_is_refused_by_name():
+    writer = GrammarWriter()
+    template = FORMS["qwen-xml"]
+    answer = AnswerWriter(writer, Templated(template), output_format(template))
+    for schema, word in (
+        ({"properties": {"a": {"type": "string", "pattern": "^a$"}}}, "pattern"),
+        ({"properties": {"a>b": {"type": "null"}}}, "a>b"),
+        ({"properties": {"a": {"not": {}}}}, "not"),
+        ({"type": "array"}, "type object"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=word) as refused:
+            answer.calls([OfferedCall("f", schema, "tools[0]")], single=True)
+        assert refused.value.details["field"] == "tools[0]"
