@@ -1,0 +1,197 @@
+"""Talks to the tracker: joins a cluster, and afterwards everything that a certificate allows."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from meshnet.domain.errors import (
+    CancelledError,
+    InvalidArgumentError,
+    MeshnetError,
+    NodeNotReadyError,
+    NodeUnreachableError,
+    StaleEpochError,
+    UnauthenticatedError,
+)
+from meshnet.domain.ids import Address, NodeId
+from meshnet.tracker import messages as msg
+from meshnet.transport.certificates import public_key_of
+from meshnet.transport.jointoken import JoinToken, join_proof
+from meshnet.transport.tls import Identity, client_context, first_contact, joining_context
+
+ANSWER_SECONDS = 5.0
+JOIN_SECONDS = 20.0
+MANIFEST_SECONDS = 30.0
+"""All of it; between two pieces no more than for any answer."""
+
+MessageT = TypeVar("MessageT", bound=msg.Message)
+
+
+async def join(token: JoinToken, key_pem: bytes, name: str) -> tuple[msg.JoinReply, bytes]:
+    """Show the token and get a certificate; also gives the authority's, which was checked.
+
+    The private key ``key_pem`` stays here: what is sent is its public half, and a signature.
+    Raises ``NodeUnreachableError``, :class:`UnauthenticatedError` for another cluster's tracker or
+    a token that isn't good any more, and ``InvalidArgumentError`` for what the tracker refuses.
+    """
+    authority = await first_contact(token.address, token.fingerprint)
+    request = msg.JoinRequest(
+        secret=token.secret,
+        public_key=public_key_of(key_pem).decode(),
+        name=name,
+        proof=join_proof(key_pem, token.secret, name),
+    )
+    async with _Connection(token.address, joining_context(authority), JOIN_SECONDS) as tracker:
+        reply = await tracker.ask(msg.JoinReply, "POST", msg.PATH_JOIN, request)
+    return reply, authority
+
+
+def fetch_manifest(url: str, context: ssl.SSLContext, stop: threading.Event) -> bytes:
+    """A model's manifest; blocks, until ``stop`` is set (which may take a few seconds).
+
+    Raises like :meth:`TrackerClient.status`, and :class:`CancelledError` when it is stopped.
+    """
+    address = Address(httpx.URL(url).netloc.decode())
+    until = time.monotonic() + MANIFEST_SECONDS
+    content = bytearray()
+    try:
+        with httpx.stream(
+            "GET", url, verify=context, timeout=ANSWER_SECONDS, trust_env=False
+        ) as response:
+            for part in response.iter_bytes():
+                if stop.is_set():
+                    raise CancelledError("fetching was stopped")
+                if time.monotonic() > until:
+                    raise httpx.ReadTimeout("the manifest takes too long")
+                content += part
+    except httpx.HTTPError as error:
+        raise _unreachable(address, error, MANIFEST_SECONDS) from error
+    if response.is_success:
+        return bytes(content)
+    raise _refusal(address, httpx.Response(response.status_code, content=bytes(content)))
+
+
+class _Connection:
+    """Asks one tracker; every question has a deadline."""
+
+    def __init__(self, address: Address, context: ssl.SSLContext, seconds: float) -> None:
+        self.address = address
+        self._seconds = seconds
+        self._http = self._opened(context)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._http.aclose()
+
+    def _opened(self, context: ssl.SSLContext) -> httpx.AsyncClient:
+        base = f"https://{self.address}"
+        return httpx.AsyncClient(
+            base_url=base, verify=context, timeout=self._seconds, trust_env=False
+        )
+
+    async def ask(
+        self, kind: type[MessageT], method: str, path: str, body: msg.Message | None = None
+    ) -> MessageT:
+        """One question; raises what :func:`join` lists, and ``NodeNotReadyError``."""
+        response = await self.send(method, path, body)
+        try:
+            return kind.model_validate_json(response.content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "body"
+            raise NodeNotReadyError(
+                f"the tracker at {self.address} answered {method} {path} with something else: "
+                f"{where}: {first['msg']}; do both run the same version?"
+            ) from None
+
+    async def send(self, method: str, path: str, body: msg.Message | None = None) -> httpx.Response:
+        """The answer, if it is none of failure; raises like :meth:`ask`."""
+        content = None if body is None else body.model_dump_json()
+        headers = {} if body is None else {"content-type": "application/json"}
+        try:
+            response = await self._http.request(method, path, content=content, headers=headers)
+        except httpx.HTTPError as error:
+            raise _unreachable(self.address, error, self._seconds) from error
+        if response.is_success:
+            return response
+        raise _refusal(self.address, response)
+
+
+class TrackerClient(_Connection):
+    """The tracker, for whoever has a certificate of its cluster.
+
+    Methods raise ``NodeUnreachableError`` when it can't be reached, ``InvalidArgumentError`` for
+    what it refuses, :class:`UnauthenticatedError` when it doesn't know this machine any more.
+    """
+
+    def __init__(self, address: Address, identity: Identity) -> None:
+        super().__init__(address, client_context(identity), ANSWER_SECONDS)
+
+    async def show(self, identity: Identity) -> None:
+        """Show another certificate from now on; nothing else may be asked meanwhile."""
+        await self._http.aclose()
+        self._http = self._opened(client_context(identity))
+
+    async def heartbeat(self, request: msg.HeartbeatRequest) -> msg.HeartbeatReply:
+        """Say what this machine has and does, and learn what it is to do."""
+        return await self.ask(msg.HeartbeatReply, "POST", msg.PATH_HEARTBEAT, request)
+
+    async def status(self) -> msg.StatusReply:
+        """The cluster as the tracker sees it."""
+        return await self.ask(msg.StatusReply, "GET", msg.PATH_STATUS)
+
+    async def tell(self, node: NodeId, verb: str) -> msg.StatusReply:
+        """``drain``, ``undrain`` or ``remove`` a machine."""
+        return await self.ask(msg.StatusReply, "POST", f"/nodes/{node}/{verb}")
+
+    async def issue_token(self, request: msg.TokenRequest) -> msg.TokenReply:
+        """A new join token."""
+        return await self.ask(msg.TokenReply, "POST", msg.PATH_TOKENS, request)
+
+    async def revoke_token(self, token_id: str) -> None:
+        """Let nobody join with a token any more."""
+        await self.send("DELETE", f"{msg.PATH_TOKENS}/{token_id}")
+
+    async def renew(self, request: msg.RenewRequest) -> msg.JoinReply:
+        """A new certificate for the key that this client's own is for."""
+        return await self.ask(msg.JoinReply, "POST", msg.PATH_RENEW, request)
+
+
+def _unreachable(address: Address, error: httpx.HTTPError, seconds: float) -> NodeUnreachableError:
+    if isinstance(error, httpx.TimeoutException):
+        return NodeUnreachableError(f"the tracker at {address} didn't answer within {seconds:g} s")
+    reason = str(error) or type(error).__name__
+    return NodeUnreachableError(f"can't reach the tracker at {address}: {reason}")
+
+
+def _refusal(address: Address, response: httpx.Response) -> MeshnetError:
+    try:
+        failure = msg.Failure.model_validate_json(response.content)
+    except ValidationError:
+        failure = msg.Failure(code="http", message=f"HTTP status {response.status_code}")
+    message = f"the tracker at {address} refused: {failure.message}"
+    if response.status_code in (401, 403):
+        return UnauthenticatedError(message, field=failure.field or "")
+    if response.status_code == 409:
+        return StaleEpochError(message)
+    if response.status_code >= 500 or response.status_code == 429:
+        return NodeNotReadyError(message)
+    return InvalidArgumentError(failure.field or "request", failure.message)

@@ -1,0 +1,142 @@
+"""Serves the face over TLS, and tells it whose certificate a connection came with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from meshnet.domain.errors import InvalidArgumentError
+from meshnet.tracker.face import PEER
+from meshnet.transport.certificates import peer_of
+
+START_SECONDS = 10.0
+STOP_SECONDS = 1.0
+FIRST_REQUEST_SECONDS = 10.0
+"""How long a peer may take to ask for something, to the end of the request's head."""
+NEXT_REQUEST_SECONDS = 30.0
+"""From an answer on, the same for the next request on the connection."""
+MOST_CONNECTIONS = 1000
+MOST_STRANGERS = 200
+"""Of these, connections of peers without a certificate."""
+
+
+class _CertifiedProtocol(H11Protocol):
+    """Puts the peer's identity, if its certificate was verified, into each request's state.
+
+    A peer without one asks once for each connection, and is one of a few at a time.
+    """
+
+    certified = False
+    _head_due: asyncio.TimerHandle | None = None
+    """Ends the connection; set while a request's head is waited for."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        secured: Any = transport.get_extra_info("ssl_object")
+        # None without a certificate; one that the authority didn't sign ends the handshake.
+        certificate = None if secured is None else secured.getpeercert(binary_form=True)
+        if certificate:
+            # A certificate of the authority that names no machine stands for none.
+            with contextlib.suppress(InvalidArgumentError):
+                self.app_state = {**self.app_state, PEER: peer_of(certificate)}
+                self.certified = True
+        if not self.certified and self._strangers() > MOST_STRANGERS:
+            transport.abort()
+            return
+        self._await_head(FIRST_REQUEST_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle and not self.cycle.response_complete:
+            self._head_came()
+            if not self.certified:
+                # The request begins to be answered later; the answer names this too.
+                self.cycle.scope["headers"] = [*self.cycle.scope["headers"], CLOSE_HEADER]
+
+    def on_response_complete(self) -> None:
+        # uvicorn's own timer for this is off from the next request's first byte on.
+        self._await_head(NEXT_REQUEST_SECONDS)
+        super().on_response_complete()
+
+    def _strangers(self) -> int:
+        # The set holds protocols of this class alone, which made them.
+        return sum(not getattr(each, "certified", False) for each in self.connections)
+
+    def _await_head(self, seconds: float) -> None:
+        self._head_came()
+        # A peer that asks for nothing holds a connection that another could have.
+        self._head_due = self.loop.call_later(seconds, self.transport.close)
+
+    def _head_came(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it is ready, and leaves signals to its caller."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+@asynccontextmanager
+async def face_served(
+    app: Starlette, listener: socket.socket, context: ssl.SSLContext
+) -> AsyncIterator[None]:
+    """Serve ``app`` on a bound socket from now until the block ends.
+
+    ``context`` asks peers for a certificate without demanding one.
+    """
+    config = uvicorn.Config(
+        app,
+        http=_CertifiedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=int(NEXT_REQUEST_SECONDS),
+        limit_concurrency=MOST_CONNECTIONS,
+    )
+    config.load()
+    config.ssl = context
+    server = _Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]), name="tracker's face")
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await server.ready.wait()
+        yield
+    finally:
+        server.should_exit = True
+        await asyncio.wait((running,), timeout=STOP_SECONDS)
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        running.cancel()
+        await asyncio.wait((running,))
+        listener.close()
