@@ -65,6 +65,7 @@ class SessionClock:
     _computed: int = 0
     _handed_on: int = 0
     _downstream: int = 0
+    _boundary_bytes: int = 0
     _chunks: list[_Step] = field(default_factory=list)
     _tokens: list[_Step] = field(default_factory=list)
     _traced: bool = field(init=False)
@@ -98,6 +99,10 @@ class SessionClock:
             engine, queue = done.result.engine_nanos, done.queued_nanos
             told.append(_Step(self._arrived, now, request.position, request.rows, engine, queue))
 
+    def packed(self, boundary_bytes: int) -> None:
+        """What a step gave is so large, and about to be handed on."""
+        self._boundary_bytes += boundary_bytes
+
     def returned(self) -> None:
         """The token of the step that was handed on last came back from the nodes behind."""
         if self._decode.steps:
@@ -121,6 +126,7 @@ class SessionClock:
             prefill_began_nanos=prefill.began - self._accepted if prefill.steps else 0,
             prefill_span_nanos=prefill.ended - prefill.began,
             decode_codec_nanos=decode.codec,
+            boundary_bytes=self._boundary_bytes,
         )
 
     def tell(self, how: str, error: MeshnetError | None) -> None:

@@ -16,6 +16,7 @@ from meshnet.domain.recipe import MAX_CHUNK_TOKENS, Machine, Recipe
 from meshnet.engine.base import EngineLimits
 from meshnet.engine.fixture import Fault
 from meshnet.node.schedule import Pace
+from meshnet.transport.identity_folder import IdentityFiles
 
 CHUNK_TOKENS = 32
 """Tokens of a prompt that a node computes at once. More were no faster on a CPU, and a chunk that
@@ -101,6 +102,9 @@ class NodeConfig:
     """After which a session ends whose upstream says nothing, and a kept cache nobody used goes."""
     traces: TraceConfig | None = None
     """None sends no traces; what the node hands on keeps its place in one all the same."""
+    identity: IdentityFiles | None = None
+    """Where its key and certificate are, whose node id ``node_id`` must be. With them the node
+    speaks mutual TLS and nothing else; None leaves its port open to all who reach it."""
 
     def __post_init__(self) -> None:
         if not self.node_id:

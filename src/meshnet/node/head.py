@@ -23,7 +23,7 @@ from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSp
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, SessionState
 from meshnet.domain.nodes import HopTimings
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepResult
-from meshnet.node.history import TokenHistory, recent
+from meshnet.node.history import TokenHistory, recent, require_grammar
 from meshnet.node.parts import NodeParts
 from meshnet.node.prefixes import Prefix, Route, fork_of
 from meshnet.node.proposals import PromptLookup
@@ -68,7 +68,10 @@ class HeadSession(ShardSession):
         self, parts: NodeParts, request: Generate, chunk_tokens: int, upstream: ServerSeam
     ) -> None:
         spec = request.spec
-        history = TokenHistory(spec.sampling, recent(spec.prompt, spec.sampling))
+        require_grammar(spec.sampling, parts.capabilities)
+        generated = spec.generated
+        before = recent(spec.prompt, spec.sampling, generated)
+        history = TokenHistory(spec.sampling, before, generated if spec.sampling.grammar else 0)
         super().__init__(parts, request.terms, upstream, request.handle, history)
         self._spec = spec
         self._chunk_tokens = chunk_tokens
@@ -287,4 +290,4 @@ def _return_path(request: Generate) -> ReturnPath | None:
     hops = request.terms.hops
     if len(hops) < 3:
         return None
-    return ReturnPath(hops[0].address, secrets.token_bytes(RETURN_KEY_BYTES))
+    return ReturnPath(hops[0].address, secrets.token_bytes(RETURN_KEY_BYTES), hops[0].node_id)

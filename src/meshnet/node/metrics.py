@@ -35,6 +35,9 @@ RESERVED = _metric(
     "Positions that open sessions and kept prefixes may come to hold.",
 )
 LIMIT = _metric("kv_positions_limit", GAUGE, "Positions that sessions may hold together.")
+RESIDENT = _metric(
+    "resident_bytes", GAUGE, "Memory that the node's process has, mapped weights included."
+)
 ENGINE_SECONDS = _metric("engine_seconds_total", COUNTER, "Time that the engine computed.")
 STEP_ROWS = _metric("step_rows", HISTOGRAM, "Positions computed by one step.", "phase")
 STEP_SESSIONS = _metric("step_sessions", HISTOGRAM, "Sessions that shared one step.", "phase")
@@ -82,6 +85,7 @@ NODE_METRICS = (
     POSITIONS,
     RESERVED,
     LIMIT,
+    RESIDENT,
     ENGINE_SECONDS,
     STEP_ROWS,
     STEP_SESSIONS,
@@ -134,6 +138,8 @@ def node_samples(reading: NodeReading) -> Iterator[Sample]:
         (ACCEPTED, snapshot.accepted_tokens),
     ):
         yield Sample(metric, (node,), value)
+    if snapshot.resident_bytes is not None:
+        yield Sample(RESIDENT, (node,), snapshot.resident_bytes)
     yield from _labelled(node, snapshot)
     for phase, steps in snapshot.steps.items():
         for metric, distribution in _distributions(steps):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ from meshnet.domain.ids import SessionKey
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.engine.base import PrefillRequest, StepRequest, StepResult
 from meshnet.node.schedule import Ready, StepCosts, Turn
+
+REMEMBERED_ENDS = 64
+"""Sessions that ended last. Their steps that nothing was learnt from yet are no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,10 @@ class Step:
     requests: tuple[StepRequest, ...]
     results: tuple[StepResult, ...]
     began: int
+    """By ``time.perf_counter_ns``."""
     nanos: int
+    ended: float
+    """By ``time.monotonic``."""
 
     @property
     def rows(self) -> int:
@@ -79,6 +86,8 @@ class EnginePlan:
     costs: StepCosts = field(default_factory=StepCosts)
     talking: dict[SessionKey, float] = field(default_factory=dict)
     """When each session that generates had its last decode step."""
+    gone: OrderedDict[SessionKey, float] = field(default_factory=OrderedDict)
+    """When sessions ended; the last of them."""
     decode_rows: int = 1
     """Rows of the last decode step."""
     done: list[Step] = field(default_factory=list)
@@ -92,19 +101,31 @@ class EnginePlan:
     def learn(self) -> None:
         """Learn from what the engine computed, which needn't be before the next step but one
         where several kinds of steps wait."""
-        for step in self.done:
+        # Taken away first: a step that nothing can be learnt from must not come again.
+        done, self.done = self.done, []
+        for step in done:
             self._learn_from(step)
-        self.done.clear()
+
+    def forget(self, key: SessionKey) -> None:
+        """A session has ended; a step of it may still be with the engine."""
+        self.talking.pop(key, None)
+        self.gone[key] = time.monotonic()
+        while len(self.gone) > REMEMBERED_ENDS:
+            self.gone.popitem(last=False)
 
     def _learn_from(self, step: Step) -> None:
         """A refusal or a repeated answer says nothing."""
         computed = [result.status.ok and not result.duplicate for result in step.results]
         if not step.prefill:
-            now = time.monotonic()
-            pairs = zip(step.requests, computed, strict=True)
-            self.talking |= {request.key: now for request, ran in pairs if ran}
+            for request, ran in zip(step.requests, computed, strict=True):
+                if ran and not self._ended_during(step, request.key):
+                    self.talking[request.key] = step.ended
         if not all(computed) or step.rows > MAX_CHUNK_TOKENS:
             return
         self.costs = self.costs.seen(step.rows, step.nanos / 1e9)
         if not step.prefill:
             self.decode_rows = step.rows
+
+    def _ended_during(self, step: Step, key: SessionKey) -> bool:
+        """Whether a session ended since the step began. Afterwards it may be opened again."""
+        return step.ended - step.nanos / 1e9 <= self.gone.get(key, float("-inf"))

@@ -31,7 +31,7 @@ from meshnet.domain.frames import (
     SessionOpened,
     TokenReply,
 )
-from meshnet.domain.ids import Address, SessionKey
+from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.nodes import FlowControl
 from meshnet.transport.base import ServerSeam
 from meshnet.transport.channel import ChannelPool, SeamChannel
@@ -49,16 +49,17 @@ class DeadEnds:
     """Heads that a node couldn't reach lately, so that not every session waits to learn it."""
 
     def __init__(self) -> None:
-        self._until: dict[Address, float] = {}
+        self._until: dict[tuple[Address, NodeId | None], float] = {}
 
-    def note(self, address: Address, now: float) -> None:
-        """``address`` couldn't be reached at ``now``, in seconds of the event loop's clock."""
+    def note(self, path: ReturnPath, now: float) -> None:
+        """The head couldn't be reached at ``now``, in seconds of the event loop's clock."""
         self._until = {known: until for known, until in self._until.items() if until > now}
-        self._until[address] = now + DEAD_END_SECONDS
+        # Heads behind one relay share its address.
+        self._until[path.address, path.node_id] = now + DEAD_END_SECONDS
 
-    def known(self, address: Address, now: float) -> bool:
+    def known(self, path: ReturnPath, now: float) -> bool:
         """Whether trying is no use yet."""
-        return self._until.get(address, now) > now
+        return self._until.get((path.address, path.node_id), now) > now
 
 
 class StraightReturn:
@@ -131,19 +132,19 @@ async def straight_return(
 ) -> StraightReturn | None:
     """The way to the head, ready for the first token; None if tokens must go back by the seams."""
     loop = asyncio.get_running_loop()
-    if dead_ends.known(path.address, loop.time()):
+    if dead_ends.known(path, loop.time()):
         return None
     made: StraightReturn | None = None
     try:
         async with asyncio.timeout(ATTACH_SECONDS):
-            channel = await channels.channel(path.address, ATTACH_SECONDS)
+            channel = await channels.channel(path.address, ATTACH_SECONDS, path.node_id)
             made = StraightReturn(channel, key, back)
             await made.attach(path.key)
     except (MeshnetError, TimeoutError) as error:
         if made is not None:
             made.leave()
         if isinstance(error, NodeError | TimeoutError):
-            dead_ends.note(path.address, loop.time())
+            dead_ends.note(path, loop.time())
         LOGGER.info("session %s has no straight way to the head: %s", key, error)
         return None
     except asyncio.CancelledError:

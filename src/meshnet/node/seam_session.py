@@ -27,7 +27,7 @@ from meshnet.domain.lifecycle import CacheExpectation, CacheMode, SessionState
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepResult
-from meshnet.node.history import TokenHistory
+from meshnet.node.history import TokenHistory, require_grammar
 from meshnet.node.parts import NodeParts
 from meshnet.node.returns import StraightReturn, straight_return
 from meshnet.node.session import ShardSession
@@ -50,7 +50,8 @@ class SeamSession(ShardSession):
                 "history", f"{len(request.history)} tokens are more than the context's {context}"
             )
         _require_little_unknown(request.unknown)
-        history = TokenHistory(request.sampling, list(request.history))
+        require_grammar(request.sampling, parts.capabilities)
+        history = TokenHistory(request.sampling, list(request.history), request.generated)
         super().__init__(parts, request.terms, upstream, request.handle, history)
         self._unknown = request.unknown
         self._return_path = request.return_path

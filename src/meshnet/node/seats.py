@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from meshnet.domain.errors import ResourceExhaustedError
 from meshnet.domain.ids import SessionKey
 
+LACKING = "lacking"
+"""The detail of an error that names what a node has none left of."""
+ROOM = "room"
+"""Of what it lacks: places for sessions, or positions for them, which come free as others end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -47,17 +52,19 @@ class Seats:
         """Let a session in; returns the kept prefixes whose caches must be dropped for it.
 
         With a ``source`` among the kept prefixes, that one stays until :meth:`forked`, if there is
-        room for both; see :meth:`will_fork`. Raises ``ResourceExhaustedError`` if sessions that
-        run leave no room.
+        room for both; see :meth:`will_fork`. Raises ``ResourceExhaustedError``, of which the
+        detail ``lacking`` is ``room``, if sessions that run leave none.
         """
         bounds = self.bounds
         if len(self.running) >= bounds.sessions:
-            raise ResourceExhaustedError(f"serves {len(self.running)} sessions, as many as it may")
+            problem = f"serves {len(self.running)} sessions, as many as it may"
+            raise ResourceExhaustedError(problem, **{LACKING: ROOM})
         reserved = sum(self.running.values())
         if reserved + positions > bounds.positions:
             raise ResourceExhaustedError(
                 f"has {reserved} of {bounds.positions} positions reserved, and this session may "
-                f"need {positions}"
+                f"need {positions}",
+                **{LACKING: ROOM},
             )
         self.running[key] = positions
         if source is not None and source in self.kept and source not in self.doomed:

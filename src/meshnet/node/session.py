@@ -202,7 +202,8 @@ class ShardSession(abc.ABC):
 
     def _fail_by(self, error: Exception) -> None:
         if not isinstance(error, MeshnetError):
-            LOGGER.error("a session failed in an unforeseen way", exc_info=error)
+            key = self.terms.key
+            LOGGER.error("session %s failed in an unforeseen way", key, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
         self.fail(at_node(error, self.terms.hops[0]))
 
@@ -214,7 +215,8 @@ class ShardSession(abc.ABC):
             return
         hop = self.terms.hops[1]
         try:
-            channel = await self.parts.channels.channel(hop.address, HOP_TIMEOUT_SECONDS)
+            channels = self.parts.channels
+            channel = await channels.channel(hop.address, HOP_TIMEOUT_SECONDS, hop.node_id)
         except NodeError as error:
             raise NodeUnreachableError(
                 f"can't reach node {hop}: {error.message}",
@@ -233,6 +235,7 @@ class ShardSession(abc.ABC):
                 return_path,
                 self.place.positions,
                 None if self.place.reuse is None else fork_of(self.place.reuse),
+                self._history.generated,
             )
         )
 
@@ -380,4 +383,6 @@ class ShardSession(abc.ABC):
             raise EngineError(
                 f"the engine gave a boundary of shape {boundary.tensors[0].shape}, not {shape}"
             )
-        return narrowed(boundary, self.boundary_dtype)
+        packed = narrowed(boundary, self.boundary_dtype)
+        self._clock.packed(packed.byte_length)
+        return packed

@@ -274,7 +274,8 @@ class ShardNode(ShardService):
                 key, self._positions(request), self._reuse(request, seam), seam
             )
         except ResourceExhaustedError as full:
-            raise ResourceExhaustedError(f"node {own.node_id} {full.message}") from full
+            problem = f"node {own.node_id} {full.message}"
+            raise ResourceExhaustedError(problem, **full.details) from full
         self._epochs[key.session_id] = key.route_epoch
         self._epochs.move_to_end(key.session_id)
         while len(self._epochs) > REMEMBERED_EPOCHS:

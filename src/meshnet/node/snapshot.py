@@ -12,6 +12,7 @@ from meshnet.domain.metrics import Distribution
 from meshnet.domain.status import StatusCode
 from meshnet.engine.base import MetricsResult
 from meshnet.node.figures import NodeFigures, Phase
+from meshnet.node.resident import resident_bytes
 from meshnet.node.shard import ShardNode
 from meshnet.transport.traffic import Traffic
 
@@ -61,6 +62,9 @@ class NodeSnapshot:
     errors: Mapping[StatusCode, int]
     traffic: Mapping[str, Traffic]
     """By seam: the address of the node that this one opened it to, or :data:`UPSTREAM`."""
+    resident_bytes: int | None = None
+    """Memory that the process has now, mapped weights included; None where the system doesn't
+    say."""
 
 
 class NodeObserver:
@@ -103,6 +107,7 @@ class NodeObserver:
             accepted_tokens=figures.accepted_tokens,
             errors=dict(figures.errors),
             traffic={name: replace(each) for name, each in self._seams()},
+            resident_bytes=resident_bytes(),
         )
 
     def _seams(self) -> Iterator[tuple[str, Traffic]]:

@@ -145,7 +145,7 @@ class EngineStepper:
         """Drop what is remembered of a session that has ended."""
         self._chunks.pop(key, None)
         with self._plan.lock:
-            self._plan.talking.pop(key, None)
+            self._plan.forget(key)
 
     def note_success(self) -> None:
         """A step of the engine succeeded now."""
@@ -202,15 +202,16 @@ class EngineStepper:
         Between two steps other operations on the engine have their turn.
         """
         self._run_errands()
-        taken = self._take()
-        if taken is None:
-            return
-        chosen, rows = taken
+        chosen: tuple[Waiting, ...] | None = None
         try:
+            taken = self._take()
+            if taken is None:
+                return
+            chosen, rows = taken
             step = self._execute(chosen, rows)
             deliver = partial(self._deliver, step, self._settle(step))
         except Exception as error:  # noqa: BLE001 - told to everybody who waits for the step
-            deliver = partial(self._break, chosen, error)
+            deliver = partial(self._break, self._take_all() if chosen is None else chosen, error)
         more = self._more_waits()
         with contextlib.suppress(RuntimeError):  # the loop has ended before
             self._loop.call_soon_threadsafe(deliver)
@@ -257,6 +258,13 @@ class EngineStepper:
             plan.computing = True
         return chosen, choice.rows
 
+    def _take_all(self) -> tuple[Waiting, ...]:
+        """Everybody who waits, where no step could be chosen."""
+        plan = self._plan
+        with plan.lock:
+            waiting, plan.waiting = plan.waiting, []
+        return tuple(waiting)
+
     def _choose(self) -> Choice:
         plan = self._plan
         held = self._engine.capabilities()
@@ -285,7 +293,8 @@ class EngineStepper:
         results = self._engine.execute(requests)
         if len(results) != len(requests):
             raise ValueError(f"{len(results)} results of {len(requests)} steps")
-        return Step(chosen, requests, tuple(results), began, time.perf_counter_ns() - began)
+        nanos = time.perf_counter_ns() - began
+        return Step(chosen, requests, tuple(results), began, nanos, time.monotonic())
 
     def _settle(self, step: Step) -> list[StepResult | None]:
         """The answers to a step's requests, None for a chunk that isn't done.
@@ -326,10 +335,10 @@ class EngineStepper:
         self._loop.call_later(NOTED_SECONDS, self._note, step)
 
     def _note(self, step: Step) -> None:
-        waits = [step.began - waiting.arrived for waiting in step.chosen]
-        self.figures.stepped(step.requests, step.results, waits, step.nanos)
         with self._plan.lock:
             self._plan.learn()
+        waits = [step.began - waiting.arrived for waiting in step.chosen]
+        self.figures.stepped(step.requests, step.results, waits, step.nanos)
 
     def _break(self, chosen: Sequence[Waiting], failure: Exception) -> None:
         LOGGER.error("the engine broke its contract", exc_info=failure)

@@ -8,6 +8,7 @@ happens in events, and ends when its stop event is set.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from meshnet.domain.errors import EngineError, MeshnetError, status_of
+from meshnet.domain.errors import EngineError, InvalidArgumentError, MeshnetError, status_of
 from meshnet.domain.ids import Digest
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.nodes import Capability
@@ -31,7 +32,9 @@ from meshnet.node.probe import probe
 from meshnet.node.shard import ShardNode
 from meshnet.node.snapshot import NodeObserver, NodeSnapshot
 from meshnet.node.stepper import EngineStepper
+from meshnet.transport.certificates import PeerIdentity, Role
 from meshnet.transport.channel import ChannelPool
+from meshnet.transport.options import GrpcOptions
 from meshnet.transport.seam_client import GrpcTransport
 from meshnet.transport.seam_server import GrpcNodeServer
 
@@ -72,13 +75,14 @@ async def run_worker(
     Each time ``asked`` is set, the node's figures are reported. ``tracer`` gets a session's spans
     when it is over.
     """
-    transport = GrpcTransport(config.flow)
     try:
+        options = _grpc_options(config)
+        transport = GrpcTransport(config.flow, options)
         node = await load_node(config, transport, tracer)
     except MeshnetError as error:
         report(WorkerEvent("failed", status=status_of(error)))
         return False
-    server = GrpcNodeServer(node, config.listen, config.flow)
+    server = GrpcNodeServer(node, config.listen, config.flow, options)
     try:
         address = await server.start()
     except MeshnetError as error:
@@ -101,6 +105,18 @@ async def _tell(
     while await asked.wait():
         asked.clear()
         report(WorkerEvent("figures", figures=await observer.read()))
+
+
+def _grpc_options(config: NodeConfig) -> GrpcOptions:
+    if config.identity is None:
+        return GrpcOptions()
+    identity = config.identity.load()
+    identity.require_valid(time.time())
+    if identity.peer != PeerIdentity(config.node_id, Role.NODE):
+        raise InvalidArgumentError(
+            "identity", f"the certificate is that of {identity.peer}, not of node {config.node_id}"
+        )
+    return GrpcOptions(tls=config.identity)
 
 
 async def load_node(config: NodeConfig, transport: GrpcTransport, tracer: Tracer) -> ShardNode:
@@ -146,6 +162,7 @@ async def load_node(config: NodeConfig, transport: GrpcTransport, tracer: Tracer
         config.flow,
         tuple(parts.boundaries.values()),
         config.next_address,
+        loaded.capabilities.supports_grammar,
     )
     return ShardNode(parts, capability, config.chunk_tokens)
 

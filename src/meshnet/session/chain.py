@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from meshnet.domain.errors import InvalidArgumentError, LayerRangeError, MeshnetError
+from meshnet.domain.errors import (
+    FingerprintMismatchError,
+    InvalidArgumentError,
+    LayerRangeError,
+    MeshnetError,
+    NodeNotReadyError,
+    NodeUnreachableError,
+)
 from meshnet.domain.ids import Address
 from meshnet.domain.layers import require_chain
 from meshnet.domain.nodes import Capability, HealthReport, Hop
@@ -22,6 +31,23 @@ HEALTH_SECONDS = 15.0
 T = TypeVar("T")
 
 
+class ChainSource(Protocol):
+    """Says which chain serves the next generation. A :class:`Chain` says that it is the one."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together, on any of its chains."""
+
+    async def current(self) -> Chain:
+        """The chain of now; raises ``NodeError`` if there is none."""
+
+    def used(self, timeout_seconds: float, /) -> AbstractAsyncContextManager[Chain]:
+        """The chain of now, for one generation: how the block ends tells how that went.
+
+        Raises like :meth:`current`, and ``DeadlineExceededError`` if it takes longer to find.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """A verified chain: its hops in order, what they compute, and the context all of them hold."""
@@ -34,11 +60,22 @@ class Chain:
     """What every node takes and gives at a seam."""
     boundary_dtype: DType = DType.FLOAT32
     """What the seams carry; the fingerprint is that of the recipe with it."""
+    grammars: bool = False
+    """Whether the tail can keep its tokens to a grammar."""
 
     @property
     def head(self) -> Hop:
         """Where generations start."""
         return self.hops[0]
+
+    async def current(self) -> Chain:
+        """Itself, always."""
+        return self
+
+    @asynccontextmanager
+    async def used(self, _timeout_seconds: float, /) -> AsyncIterator[Chain]:
+        """Itself; there is no other to choose when this one fails."""
+        yield self
 
     def with_boundary(self, dtype: DType) -> Chain:
         """The same chain, whose seams carry ``dtype`` instead of float32.
@@ -62,13 +99,12 @@ def assemble_chain(found: Sequence[tuple[Address, Capability]]) -> Chain:
     """Check that nodes, given in order, form a chain.
 
     Raises ``LayerRangeError`` for a gap or an overlap, ``FingerprintMismatchError`` for nodes that
-    would compute different numbers.
+    would compute different numbers; it names the one that differs from most.
     """
     if not found:
         raise InvalidArgumentError("chain", "it names no node")
     first = found[0][1]
-    for address, capability in found[1:]:
-        first.fingerprint.require_equal(capability.fingerprint, f"{capability.node_id} ({address})")
+    _require_alike(found)
     require_chain([capability.layers for _, capability in found], first.total_layers)
     return Chain(
         tuple(Hop(capability.node_id, address, capability.layers) for address, capability in found),
@@ -80,7 +116,21 @@ def assemble_chain(found: Sequence[tuple[Address, Capability]]) -> Chain:
             for dtype in first.dtypes
             if all(dtype in capability.dtypes for _, capability in found)
         ),
+        grammars=found[-1][1].grammars,
     )
+
+
+def _require_alike(found: Sequence[tuple[Address, Capability]]) -> None:
+    counts = Counter(capability.fingerprint for _, capability in found)
+    # Of as many, the first.
+    (usual, _), *_ = counts.most_common(1)
+    for address, capability in found:
+        whose = f"{capability.node_id} ({address})"
+        try:
+            usual.require_equal(capability.fingerprint, whose)
+        except FingerprintMismatchError as error:
+            details = {**error.details, "node": str(capability.node_id)}
+            raise FingerprintMismatchError(error.message, **details) from None
 
 
 async def find_chain(channels: ChannelPool, addresses: Sequence[Address]) -> Chain:
@@ -96,15 +146,44 @@ async def find_chain(channels: ChannelPool, addresses: Sequence[Address]) -> Cha
     return assemble_chain(list(zip(addresses, capabilities, strict=True)))
 
 
+async def require_route(channels: ChannelPool, hops: Sequence[Hop]) -> Chain:
+    """The chain that a route names, its nodes asked: each must be there, with those layers.
+
+    Raises ``NodeUnreachableError`` naming a node that can't be asked, ``NodeNotReadyError`` if one
+    holds other layers now, and what :func:`assemble_chain` raises.
+    """
+    capabilities = await _all(_ask_hop(channels, hop) for hop in hops)
+    for hop, capability in zip(hops, capabilities, strict=True):
+        if (capability.node_id, capability.layers) != (hop.node_id, hop.layers):
+            raise NodeNotReadyError(
+                f"{hop} says that it is {capability.node_id} with layers {capability.layers}; ask "
+                "again in a moment",
+                node=hop.node_id,
+            )
+    return assemble_chain(
+        [(hop.address, capability) for hop, capability in zip(hops, capabilities, strict=True)]
+    )
+
+
+async def _ask_hop(channels: ChannelPool, hop: Hop) -> Capability:
+    try:
+        return await channels.peer(hop.address, hop.node_id).capability(ASK_SECONDS)
+    except MeshnetError as error:
+        # Also for an address that is none, or an answer that can't be read.
+        raise NodeUnreachableError(
+            f"can't reach node {hop}: {error.message}", node=hop.node_id, layers=str(hop.layers)
+        ) from error
+
+
 async def ask_health(
     channels: ChannelPool, chain: Chain
 ) -> tuple[tuple[Capability, HealthReport], ...]:
     """What each node of the chain says of itself now."""
-    return tuple(await _all(_ask(channels, hop.address) for hop in chain.hops))
+    return tuple(await _all(_ask(channels, hop) for hop in chain.hops))
 
 
-async def _ask(channels: ChannelPool, address: Address) -> tuple[Capability, HealthReport]:
-    peer = channels.peer(address)
+async def _ask(channels: ChannelPool, hop: Hop) -> tuple[Capability, HealthReport]:
+    peer = channels.peer(hop.address, hop.node_id)
     # One after the other: a node that isn't there is known at once.
     capability = await peer.capability(ASK_SECONDS)
     return capability, await peer.health(HEALTH_SECONDS)

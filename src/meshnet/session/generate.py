@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Protocol
 
 from meshnet.domain.errors import (
     ContextLengthError,
     DeadlineExceededError,
+    InvalidArgumentError,
     MeshnetError,
     NodeError,
     NodeLostError,
@@ -36,8 +38,9 @@ from meshnet.domain.ids import SessionKey, new_route_session_id
 from meshnet.domain.nodes import Capability, HealthReport, Hop, HopTimings
 from meshnet.domain.tracing import NO_TRACER, TraceContext, Tracer
 from meshnet.engine.tokenizer import Tokenizer
-from meshnet.session.chain import Chain, ask_health
-from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+from meshnet.session.census import Census, take_census
+from meshnet.session.chain import Chain, ChainSource, ask_health
+from meshnet.session.service import GenerationSummary, Opened, TextDelta, TextRequest
 from meshnet.session.template import ChatTemplate
 from meshnet.session.text import TextStream
 from meshnet.session.tracing import traced
@@ -50,23 +53,33 @@ TOKEN_CREDITS = 128
 GRANT_AFTER = 32
 
 
+class GrammarCheck(Protocol):
+    """Who can tell whether a grammar can be followed."""
+
+    def check(self, grammar: str) -> None:
+        """Raise :class:`InvalidArgumentError` naming ``grammar`` if it can't."""
+
+
 class ChainModel:
-    """A model served by a chain of nodes; it fulfils ``ModelService``."""
+    """A model served by chains of nodes, one a generation; it fulfils ``ModelService``."""
 
     def __init__(
         self,
         name: str,
         tokenizer: Tokenizer,
-        chain: Chain,
+        chains: ChainSource,
         channels: ChannelPool,
         tracer: Tracer = NO_TRACER,
         speculation: Speculation = Speculation.AUTO,
+        grammars: GrammarCheck | None = None,
     ) -> None:
+        """``grammars`` looks at grammars before a generation; without, the nodes alone do."""
+        self._grammars = grammars
         self._tracer = tracer
         self._speculation = speculation
         self._name = name
         self._tokenizer = tokenizer
-        self._chain = chain
+        self._chains = chains
         self._channels = channels
         self._created = int(time.time())
         self._template = ChatTemplate(
@@ -86,7 +99,7 @@ class ChainModel:
     @property
     def context_length(self) -> int:
         """Tokens that prompt and answer may have together."""
-        return self._chain.context_length
+        return self._chains.context_length
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -109,9 +122,18 @@ class ChainModel:
         """Tokenise plain text, with the beginning-of-sequence token if the model wants one."""
         return self._tokenizer.tokenize(text, add_special=True, parse_special=True)
 
+    def require_grammar(self, grammar: str) -> None:
+        """See :class:`~meshnet.session.service.ModelService`."""
+        if self._grammars is not None:
+            self._grammars.check(grammar)
+
     async def chain(self) -> tuple[tuple[Capability, HealthReport], ...]:
         """Every node of the chain, head first; raises ``NodeError`` if one can't be asked."""
-        return await ask_health(self._channels, self._chain)
+        return await ask_health(self._channels, await self._chains.current())
+
+    async def census(self, timeout_seconds: float) -> Census:
+        """Every node of the chain, those that can't be asked too; none has longer than that."""
+        return await take_census(self._channels, await self._chains.current(), timeout_seconds)
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
         """See :class:`~meshnet.session.service.ModelService`."""
@@ -122,22 +144,28 @@ class ChainModel:
     ) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
         started = time.perf_counter()
         spec = self._spec(request)
-        terms = self._terms(request, trace)
-        inbox = _Inbox(await self._channel(request.timeout_seconds), self._chain.head)
-        try:
-            inbox.send(Generate(inbox.handle, terms, spec, token_credits=TOKEN_CREDITS))
-            reader = _Reader(self._tokenizer, request, started)
-            async with contextlib.aclosing(reader.events(inbox)) as events:
-                async for event in events:
-                    yield event
-        finally:
-            inbox.leave()
+        async with self._chains.used(request.timeout_seconds) as chain:
+            if request.sampling.grammar and not chain.grammars:
+                raise InvalidArgumentError(
+                    "grammar",
+                    "the node that chooses the tokens can't keep them to a grammar, which JSON as "
+                    "response_format and a tool_choice that is enforced are too; leave these out",
+                )
+            terms = _terms(chain, request, trace)
+            inbox = _Inbox(await self._channel(chain.head, request.timeout_seconds), chain.head)
+            try:
+                inbox.send(Generate(inbox.handle, terms, spec, token_credits=TOKEN_CREDITS))
+                reader = _Reader(self._tokenizer, request, terms, started)
+                async with contextlib.aclosing(reader.events(inbox)) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                inbox.leave()
 
-    async def _channel(self, timeout_seconds: float) -> SeamChannel:
-        head = self._chain.head
+    async def _channel(self, head: Hop, timeout_seconds: float) -> SeamChannel:
         timeout = min(OPEN_SECONDS, timeout_seconds)
         try:
-            return await self._channels.channel(head.address, timeout)
+            return await self._channels.channel(head.address, timeout, head.node_id)
         except NodeError as error:
             raise NodeUnreachableError(
                 f"can't reach node {head}: {error.message}",
@@ -161,14 +189,15 @@ class ChainModel:
             request.speculation or self._speculation,
         )
 
-    def _terms(self, request: TextRequest, trace: TraceContext) -> SessionTerms:
-        return SessionTerms(
-            SessionKey(new_route_session_id(), 0),
-            self._chain.fingerprint,
-            self._chain.hops,
-            time.time_ns() + int(request.timeout_seconds * 1e9),
-            trace,
-        )
+
+def _terms(chain: Chain, request: TextRequest, trace: TraceContext) -> SessionTerms:
+    return SessionTerms(
+        SessionKey(new_route_session_id(), 0),
+        chain.fingerprint,
+        chain.hops,
+        time.time_ns() + int(request.timeout_seconds * 1e9),
+        trace,
+    )
 
 
 class _Inbox:
@@ -231,7 +260,10 @@ class _Inbox:
 class _Reader:
     """Turns replies into text events, and counts."""
 
-    def __init__(self, tokenizer: Tokenizer, request: TextRequest, started: float) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: TextRequest, terms: SessionTerms, started: float
+    ) -> None:
+        self._terms = terms
         self._text = TextStream(tokenizer, request.stop, shown=request.shown_tokens)
         self._request = request
         self._started = started
@@ -251,13 +283,19 @@ class _Reader:
                 if self._tokens % GRANT_AFTER == 0:
                     inbox.send(GrantTokens(inbox.handle, GRANT_AFTER))
             elif isinstance(reply, SessionOpened):
-                self._cached = reply.cached_tokens
+                self._open(reply.cached_tokens)
             elif isinstance(reply, GenerationDone):
                 rest = self._text.finish()
                 if rest:
                     yield TextDelta(rest, ())
                 yield self._summary(reply.finish_reason, reply.timings)
                 return
+
+    def _open(self, cached_tokens: int) -> None:
+        self._cached = cached_tokens
+        if self._request.on_open is not None:
+            opened = Opened(self._terms.key.session_id, self._terms.hops, cached_tokens)
+            self._request.on_open(opened)
 
     def _take(self, reply: TokenReply) -> TextDelta:
         if self._first is None:

@@ -73,7 +73,7 @@ async def measure_links(channels: ChannelPool, chain: Chain) -> tuple[Link, ...]
     if len(chain.hops) == 1:
         return ()
     # One after the other, since they may share a cable.
-    return tuple([await _measure(channels.peer(hop.address)) for hop in chain.hops])
+    return tuple([await _measure(channels.peer(hop.address, hop.node_id)) for hop in chain.hops])
 
 
 async def _measure(peer: Peer) -> Link:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.generation import FinishReason, GeneratedToken, Speculation
-from meshnet.domain.nodes import Capability, HealthReport, HopTimings
+from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.nodes import Capability, HealthReport, Hop, HopTimings
 from meshnet.domain.sampling import SamplingParams
 from meshnet.engine.tokenizer import Tokenizer
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A generation's session, which the chain has let in."""
+
+    session_id: RouteSessionId
+    """As the nodes' logs and traces name it."""
+    hops: tuple[Hop, ...]
+    """The chain, head first."""
+    cached_tokens: int
+    """Of the prompt's tokens, those that an earlier generation's caches stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,8 @@ class TextRequest:
     """The generation as a whole ends with ``DeadlineExceededError`` after this."""
     shown_tokens: frozenset[int] = frozenset()
     """Control tokens whose names are a part of the text; the others have none."""
+    on_open: Callable[[Opened], None] | None = field(default=None, compare=False, repr=False)
+    """Told when the chain has let the generation in, before its first token."""
 
     def __post_init__(self) -> None:
         if any(not stop for stop in self.stop):
@@ -98,6 +113,12 @@ class ModelService(Protocol):
 
     def prompt_from_text(self, text: str) -> tuple[int, ...]:
         """Tokenise plain text, with the beginning-of-sequence token if the model wants one."""
+
+    def require_grammar(self, grammar: str) -> None:
+        """Raise :class:`InvalidArgumentError` naming ``grammar`` if it can't be followed.
+
+        It takes a moment. Nothing is raised where only the nodes can tell: a generation does then.
+        """
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
         """Stream one generation; the summary comes last.

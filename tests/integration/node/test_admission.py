@@ -22,6 +22,7 @@ from meshnet.domain.frames import (
 )
 from meshnet.domain.generation import GenerationSpec
 from meshnet.domain.nodes import FlowControl
+from meshnet.node.seats import LACKING, ROOM
 from tests.support.mesh import (
     GREEDY,
     Answer,
@@ -65,6 +66,7 @@ async def test_positions_are_reserved_for_prompt_and_answer_before_a_session_is_
         error = await refusal(second)
         assert isinstance(error, ResourceExhaustedError)
         assert "60 of 100 positions" in error.message
+        assert error.details[LACKING] == ROOM, "a gateway may try it again"
         assert time.perf_counter() - began < 0.5, "at once, not when there is room"
         third, _ = start(channel, chain.terms(), spec(20, 20))
         for listener in (first, third):
@@ -93,6 +95,7 @@ async def test_a_node_behind_with_less_room_refuses_and_is_named():
         error = await refusal(listener)
         assert isinstance(error, ResourceExhaustedError)
         assert "node-2" in error.message
+        assert error.details[LACKING] == ROOM
         assert (await ask(await chain.model(), prompt_of(9), 3)).tokens == alone(prompt_of(9), 3)
 
 

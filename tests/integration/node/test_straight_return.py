@@ -10,6 +10,7 @@ from meshnet.domain.frames import (
     AttachReturn,
     GenerationDone,
     ReturnedTokens,
+    ReturnPath,
     SessionFailed,
     SessionOpened,
     SessionTerms,
@@ -70,8 +71,8 @@ async def test_one_stream_carries_the_tokens_of_all_sessions(grpc):
         prompts = [prompt_of(5 + i, seed=i) for i in range(8)]
         answers = await asyncio.gather(*(ask(model, prompt, 16) for prompt in prompts))
         lines = chain.nodes[2].shard.parts.channels._lines
-        assert list(lines) == [chain.hops[0].address]
-        channel = lines[chain.hops[0].address].channel
+        assert list(lines) == [(chain.hops[0].address, None)]
+        channel = lines[chain.hops[0].address, None].channel
         assert channel is not None
         assert not channel._listeners
     assert [answer.tokens for answer in answers] == [alone(prompt, 16) for prompt in prompts]
@@ -95,7 +96,8 @@ async def test_a_tail_that_cannot_reach_the_head_sends_along_the_seams(grpc):
             assert tokens == alone(PROMPT, 12, PENALISED)
             assert done.timings[1].decode_downstream_nanos > 0
         loop = asyncio.get_running_loop()
-        assert chain.nodes[2].shard.parts.dead_ends.known(Address("127.0.0.1:9"), loop.time())
+        head = ReturnPath(Address("127.0.0.1:9"), bytes(16), chain.hops[0].node_id)
+        assert chain.nodes[2].shard.parts.dead_ends.known(head, loop.time())
 
 
 async def test_an_address_that_is_none_is_no_harm():

@@ -1,10 +1,15 @@
 """A tail keeps as many tokens as the penalties look at, and no more."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.sampling import SamplingParams
-from meshnet.node.history import TokenHistory, recent
+from meshnet.engine.base import EngineCapabilities, EngineLimits
+from meshnet.node.history import TokenHistory, recent, require_grammar
 
 TOKENS = st.lists(st.integers(0, 99), max_size=30)
 
@@ -58,3 +63,36 @@ def test_a_step_that_comes_again_costs_no_token(prompt, made, data):
     # It is answered with its first tokens, so that none is chosen anew.
     history.choice(len(prompt) + data.draw(st.integers(0, len(made) - 1)) - 1)
     assert history.choice(len(prompt) + len(made) - 1).history == (*prompt, *made)
+
+
+@given(TOKENS, TOKENS, st.data())
+def test_a_grammar_sees_all_that_was_generated_and_nothing_else(prompt, made, data):
+    penalty = data.draw(st.sampled_from([0.0, 0.5]))
+    last = data.draw(st.integers(-1, 12))
+    params = SamplingParams(grammar="g", presence_penalty=penalty, penalty_last_n=last)
+    before = data.draw(st.integers(0, len(prompt)))
+    history = TokenHistory(params, recent(prompt, params, before), before)
+    for position, token in enumerate(made, start=len(prompt)):
+        history.chosen(position, token)
+    kept = data.draw(st.integers(0, len(made)))
+    choice = history.choice(len(prompt) + kept - 1, (7, 8))
+    seen = (*prompt[len(prompt) - before :], *made[:kept])
+    assert choice.generated_before(0) == seen
+    assert choice.generated_before(2) == (*seen, 7, 8)
+    if penalty and last:
+        wanted = recent([*prompt, *made[:kept]], replace(params, grammar=""))
+        assert list(choice.history)[len(choice.history) - len(wanted) :] == wanted
+    # Going back there forgets what was generated behind it.
+    history.chosen(len(prompt) + kept, 99)
+    assert history.choice(len(prompt) + kept).generated_before(0) == (*seen, 99)
+
+
+def test_a_tail_that_cant_follow_grammars_refuses_them_and_others_hand_them_on():
+    params = SamplingParams(grammar="g")
+    limits = EngineLimits()
+    tail = EngineCapabilities(1, 2, 2, 4, 9, limits)
+    with pytest.raises(InvalidArgumentError, match="grammar"):
+        require_grammar(params, tail)
+    require_grammar(SamplingParams(), tail)
+    require_grammar(params, replace(tail, supports_grammar=True))
+    require_grammar(params, EngineCapabilities(0, 1, 2, 4, 0, limits))

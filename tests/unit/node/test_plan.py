@@ -1,5 +1,6 @@
 """The scheduler learns from steps that the engine computed, and from no others."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.domain.status import OK
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepRequest, StepResult, TokenOutput
-from meshnet.node.plan import EnginePlan, Step
+from meshnet.node.plan import REMEMBERED_ENDS, EnginePlan, Step
 
 KEYS = tuple(SessionKey(RouteSessionId(name), 0) for name in "ab")
 DONE = StepResult(OK, TokenOutput(7))
@@ -31,8 +32,9 @@ def prefill(key: SessionKey, rows: int) -> StepRequest:
     return PrefillRequest(key, 0, CacheExpectation(CacheMode.FRESH, 0), 0, (7,) * rows)
 
 
-def step(requests: list[StepRequest], *results: StepResult) -> Step:
-    return Step((), tuple(requests), results, 0, 10**9)
+def step(requests: list[StepRequest], *results: StepResult, ended: float = 5.0) -> Step:
+    """One that took a second."""
+    return Step((), tuple(requests), results, 0, 10**9, ended)
 
 
 def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
@@ -40,7 +42,38 @@ def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
     learn(plan, step([decode(key, 2) for key in KEYS], DONE, DONE))
     assert plan.costs.means == {4: 1.0}
     assert plan.decode_rows == 4
-    assert set(plan.talking) == set(KEYS)
+    assert plan.talking == dict.fromkeys(KEYS, 5.0)
+
+
+def test_of_a_session_that_has_ended_no_step_makes_a_talker_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    plan = EnginePlan()
+    learn(plan, step([decode(key, 1) for key in KEYS], DONE, DONE))
+    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
+    plan.forget(KEYS[0])
+    # One of them was over when the session ended, the other was with the engine.
+    for ended in (9.0, 10.5):
+        learn(plan, step([decode(key, 1) for key in KEYS], DONE, DONE, ended=ended))
+        assert plan.talking == {KEYS[1]: ended}
+    # It may be opened again.
+    learn(plan, step([decode(KEYS[0], 1)], DONE, ended=11.5))
+    assert plan.talking[KEYS[0]] == 11.5
+
+
+def test_few_sessions_that_ended_are_remembered():
+    plan = EnginePlan()
+    for number in range(3 * REMEMBERED_ENDS):
+        plan.forget(SessionKey(RouteSessionId(f"s{number}"), 0))
+    assert len(plan.gone) == REMEMBERED_ENDS
+
+
+def test_a_step_that_nothing_can_be_learnt_from_is_tried_once():
+    plan = EnginePlan()
+    with pytest.raises(ValueError, match="zip"):
+        learn(plan, step([decode(key, 1) for key in KEYS], DONE))
+    plan.learn()
+    assert not plan.done
 
 
 def test_a_chunk_tells_what_its_rows_take():

@@ -1,7 +1,7 @@
 """The straight way back, without a network: what is sent, what is sent again, what is believed."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -23,7 +23,7 @@ from meshnet.domain.frames import (
     TokenReply,
 )
 from meshnet.domain.generation import GeneratedToken
-from meshnet.domain.ids import Address, RouteSessionId, SessionKey
+from meshnet.domain.ids import Address, NodeId, RouteSessionId, SessionKey
 from meshnet.domain.nodes import FlowControl
 from meshnet.node.returns import (
     DEAD_END_SECONDS,
@@ -50,7 +50,9 @@ class Head:
     broken: bool = False
     asked: int = 0
 
-    async def channel(self, _address: Address, _timeout_seconds: float) -> "Head":
+    async def channel(
+        self, _address: Address, _timeout_seconds: float, _node_id: NodeId | None
+    ) -> "Head":
         self.asked += 1
         if isinstance(self.answer, NodeUnreachableError):
             raise self.answer
@@ -124,9 +126,12 @@ async def test_a_head_that_cannot_be_reached_is_left_alone_for_a_while():
     assert [await way(head, [], dead_ends) for _ in range(3)] == [None] * 3
     assert head.asked == 1
     now = asyncio.get_running_loop().time()
-    assert dead_ends.known(HEAD, now)
-    assert not dead_ends.known(HEAD, now + DEAD_END_SECONDS)
-    assert not dead_ends.known(Address("another:1"), now)
+    path = ReturnPath(HEAD, SECRET)
+    assert dead_ends.known(path, now)
+    assert not dead_ends.known(path, now + DEAD_END_SECONDS)
+    assert not dead_ends.known(replace(path, address=Address("another:1")), now)
+    # Behind a relay, another head has the same address.
+    assert not dead_ends.known(replace(path, node_id=NodeId("another")), now)
 
 
 async def test_a_head_that_refuses_is_asked_again_for_the_next_session():

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from meshnet.domain.errors import ResourceExhaustedError
 from meshnet.domain.ids import RouteSessionId, SessionKey
-from meshnet.node.seats import Bounds, Seats
+from meshnet.node.seats import LACKING, ROOM, Bounds, Seats
 
 
 def key(name: object) -> SessionKey:
@@ -120,11 +120,12 @@ def test_a_prefix_that_is_dropped_while_a_fork_is_due_goes_after_the_fork():
 
 def test_the_reason_for_a_refusal_names_the_bound():
     seats = Seats(Bounds(1, 1, 10))
-    with pytest.raises(ResourceExhaustedError, match=r"0 of 10 positions.* 11"):
+    with pytest.raises(ResourceExhaustedError, match=r"0 of 10 positions.* 11") as long:
         seats.admit(key("long"), 11)
     seats.admit(key("a"), 10)
-    with pytest.raises(ResourceExhaustedError, match="serves 1 sessions"):
+    with pytest.raises(ResourceExhaustedError, match="serves 1 sessions") as full:
         seats.admit(key("b"), 1)
+    assert long.value.details == full.value.details == {LACKING: ROOM}
 
 
 @given(st.lists(st.integers(1, 10), max_size=10))

@@ -11,7 +11,13 @@ from meshnet.domain.ids import Digest, RouteSessionId, SessionKey
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.recipe import Recipe
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle, DType, EngineTensor
-from meshnet.engine.base import DecodeRequest, EngineLimits, LoadRequest, PrefillRequest
+from meshnet.engine.base import (
+    DecodeRequest,
+    EngineCapabilities,
+    EngineLimits,
+    LoadRequest,
+    PrefillRequest,
+)
 from meshnet.engine.fixture import N_EMBD, Fault, FaultKind, FixtureEngine
 from meshnet.node.schedule import Pace
 from meshnet.node.stepper import EngineStepper
@@ -36,10 +42,24 @@ def token(position: int) -> DecodeRequest:
     return DecodeRequest(TALKER, position, exact, position, input=BoundaryBundle((residual(1),)))
 
 
+class Forgetful(FixtureEngine):
+    """Can be made to not know what it can, once."""
+
+    lost = False
+
+    def capabilities(self) -> EngineCapabilities:
+        if self.lost:
+            self.lost = False
+            raise RuntimeError("nothing is known")
+        return super().capabilities()
+
+
 @asynccontextmanager
-async def talking(faults: Sequence[Fault] = ()) -> AsyncIterator[EngineStepper]:
+async def talking(
+    faults: Sequence[Fault] = (), engine: FixtureEngine | None = None
+) -> AsyncIterator[EngineStepper]:
     """A middle node of which a session has its tokens, so that chunks are cut."""
-    engine = FixtureEngine(faults)
+    engine = engine or FixtureEngine(faults)
     recipe = Recipe(Digest("sha256:" + "0" * 64), "fixture", "1")
     engine.load(LoadRequest(None, 1, 2, 3, recipe, EngineLimits(64, 8)))
     stepper = EngineStepper(engine, 8, TINY_PIECES)
@@ -69,3 +89,22 @@ async def test_a_chunk_that_cant_be_cut_fails_alone():
 async def test_a_chunk_whose_pieces_cant_be_joined_fails_alone():
     async with talking([Fault(FaultKind.MALFORMED_OUTPUT, STEPS_BEFORE + 1)]) as stepper:
         await fails_alone(stepper, chunk(OTHER, residual(2)))
+
+
+async def test_where_no_step_can_be_chosen_those_that_wait_fail_alone():
+    engine = Forgetful()
+    async with talking(engine=engine) as stepper:
+        engine.lost = True
+        await fails_alone(stepper, chunk(OTHER, residual(2)))
+
+
+async def test_of_steps_whose_figures_cant_be_kept_none_is_kept_either(
+    caplog: pytest.LogCaptureFixture,
+):
+    async with talking() as stepper:
+        stepper.figures = None  # type: ignore[assignment]
+        for position in range(2, 5):
+            await stepper.run(token(position))
+            await asyncio.sleep(0.02)
+        assert not stepper._plan.done
+    assert "_note" in caplog.text
