@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from meshnet.domain.errors import CancelledError, InternalError, NodeNotReadyError
+from meshnet.domain.errors import CancelledError, InternalError, MeshnetError, NodeNotReadyError
+from meshnet.gateway.access import Access
+from meshnet.gateway.accounting import DONE, LEFT, Tally, end_of
+from meshnet.gateway.door import failure_response
 from meshnet.gateway.errors import failure_of
+from meshnet.gateway.fair import Party
 from meshnet.gateway.fanout import interleaved
+from meshnet.gateway.flights import Flight, Flights
 from meshnet.gateway.metrics import GatewayFigures
 from meshnet.gateway.openai import Call
+from meshnet.gateway.patience import patient
 from meshnet.gateway.replies import JsonObject, Reply
 from meshnet.gateway.requestlog import REQUEST_ID, log, log_failure
 from meshnet.gateway.running import Running
-from meshnet.gateway.siblings import Siblings
 from meshnet.gateway.timings import combined, timings_asked, timings_object
+from meshnet.gateway.waiting import WaitingRoom
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+from meshnet.tracker.apikeys import ApiKey
+from meshnet.tracker.usage import UsageRecord
 
 Event = TextDelta | GenerationSummary
 
@@ -33,61 +42,92 @@ _STREAM_HEADERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all answers of a gateway have in common."""
+
+    figures: GatewayFigures
+    running: Running
+    flights: Flights
+    access: Access
+    rooms: Mapping[str, WaitingRoom]
+    """By the models' own names."""
+    stopping: asyncio.Event
+    client_timeout_seconds: float
+
+
 class Answer(Response):
     """Runs a call and sends what it yields.
 
     The generations are closed, which cancels their work on the nodes, when the client disconnects
     or takes nothing for ``client_timeout_seconds`` (both raise ``ClientDisconnect``), when
     ``stopping`` is set, and when ``running`` is told to end one of the answer's ids. An error
-    before the first event is raised, so that it can have a status of its own; a later one ends
-    the stream with an error event.
+    before the first event of a stream has a status of its own; a later one ends the stream with
+    an error event.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        reply: Reply,
-        figures: GatewayFigures,
-        *,
-        running: Running,
-        stopping: asyncio.Event,
-        client_timeout_seconds: float,
-    ) -> None:
+    def __init__(self, call: Call, reply: Reply, caller: ApiKey, shared: Shared) -> None:
         super().__init__()
-        self._running = running
-        self._figures = figures
+        self._caller = caller
+        self._shared = shared
+        self._tally = Tally(reply.reply_id, call)
+        self._flight = Flight(
+            reply.reply_id,
+            call.model.name,
+            sum(len(request.prompt) for request in call.requests[:: call.n]),
+            len(call.requests),
+        )
         self._call = call
         self._reply = reply
-        self._stopping = stopping
-        self._client_timeout_seconds = client_timeout_seconds
         self._streaming = False
         self._timed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer."""
+        """Send the answer, and write down what it used, however it ends."""
+        end = LEFT
+        try:
+            patient_send = patient(send, self._shared.client_timeout_seconds)
+            end = await self._answer(scope, receive, patient_send)
+        except BaseException as error:
+            end = end_of(error)
+            raise
+        finally:
+            # Last, for the client is to wait for no disk.
+            record = self._tally.record(REQUEST_ID.get(), self._caller.key_id, end)
+            if record is not None:
+                await self._write_down(record)
 
-        async def patient_send(message: Message) -> None:
-            try:
-                async with asyncio.timeout(self._client_timeout_seconds):
-                    await send(message)
-            except TimeoutError as error:
-                raise ClientDisconnect(
-                    f"the client took nothing for {self._client_timeout_seconds:g} s"
-                ) from error
-
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> str:
+        """Send while the answer is wanted, or an error; returns how it ended."""
         self._timed = timings_asked(scope)
         work = self._stream if self._call.stream else self._whole
+        shared, owner = self._shared, self._caller.key_id
         try:
-            with self._running.entered(self._reply.reply_id, REQUEST_ID.get()) as cancelled:
-                sending = work(scope, receive, patient_send)
-                await _while_wanted(sending, receive, self._stopping, cancelled)
-        except Exception as error:
-            if not self._streaming or isinstance(error, ClientDisconnect):
-                raise
+            with (
+                shared.running.entered(owner, self._reply.reply_id, REQUEST_ID.get()) as cancelled,
+                shared.flights.entered(self._flight),
+            ):
+                sending = work(scope, receive, send)
+                await _while_wanted(sending, receive, shared.stopping, cancelled)
+        except ClientDisconnect:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is told to the client, and logged
             failure = failure_of(error)
             log_failure(error, failure)
-            told = self._reply.frame(self._reply.error_payload(failure.body()))
-            await _send_part(patient_send, told, more=False)
+            if self._streaming:
+                told = self._reply.frame(self._reply.error_payload(failure.body()))
+                await _send_part(send, told, more=False)
+            else:
+                await failure_response(failure)(scope, receive, send)
+            return end_of(error)
+        return DONE
+
+    async def _write_down(self, record: UsageRecord) -> None:
+        try:
+            await self._shared.access.spend(record)
+        except MeshnetError as error:
+            # The client has its answer; whoever reads the log can enter this by hand.
+            log.error("%s; not written down: %s", error.message, record)
 
     async def _stream(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         async with aclosing(self._events()) as events:
@@ -120,28 +160,34 @@ class Answer(Response):
 
     async def _events(self) -> AsyncGenerator[tuple[int, Event], None]:
         """The generations' events by choice; one of each is a summary, or this raises."""
-        siblings = Siblings()
-        generations = [
-            siblings.admitted(partial(self._generation, request)) for request in self._call.requests
-        ]
-        async with aclosing(interleaved(generations)) as events:
-            async for item in events:
+        party = Party(self._caller.key_id, self._caller.limits.weight)
+        name = self._call.model.name
+        room = self._shared.rooms[name]
+        generations = []
+        for index, request in enumerate(self._call.requests):
+            watched = self._tally.watched(index, request)
+            events = room.admitted(party, watched, partial(self._generation, index))
+            generations.append(self._shared.figures.watched(name, events))
+        async with aclosing(interleaved(generations)) as told:
+            async for item in told:
                 yield item
 
-    async def _generation(self, request: TextRequest) -> AsyncGenerator[Event, None]:
+    async def _generation(self, index: int, request: TextRequest) -> AsyncGenerator[Event, None]:
         """One choice's events.
 
         They are taken to their end: closing the generation after its summary would cancel it.
         """
         ended = False
         model = self._call.model
-        watched = self._figures.watched(model.name, model.generate(request))
-        async with aclosing(watched) as generated:
-            async for event in generated:
-                yield event
-                if isinstance(event, GenerationSummary):
-                    ended = True
-                    _log_summary(self._reply.reply_id, model.name, request, event)
+        with self._flight.generating():
+            async with aclosing(model.generate(request)) as generated:
+                async for event in generated:
+                    self._flight.take(event)
+                    self._tally.take(index, event)
+                    yield event
+                    if isinstance(event, GenerationSummary):
+                        ended = True
+                        _log_summary(self._reply.reply_id, model.name, request, event)
         if not ended:
             raise InternalError("the generation ended without a summary")
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from meshnet.domain.errors import InvalidArgumentError
+from meshnet.gateway.fair import QueueBounds
 from meshnet.session.service import DEFAULT_TIMEOUT_SECONDS
 
 _HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
@@ -26,14 +27,16 @@ def is_loopback(host: str) -> bool:
 class GatewayConfig:
     """Settings of one gateway; raises :class:`InvalidArgumentError` naming the field.
 
-    A host that other machines can reach needs an ``api_key``, or ``open_access`` to say that
-    everybody may use the models.
+    A host that other machines can reach needs an ``api_key``, ``kept_keys``, or ``open_access`` to
+    say that everybody may use the models.
     """
 
     host: str = "127.0.0.1"
     """Where the server listens: a name or an address."""
     api_key: str | None = field(default=None, repr=False)
     """Clients must send it as ``Authorization: Bearer <key>``; None asks for no key."""
+    kept_keys: bool = False
+    """Clients must send a key of those that are kept, which ``create_app`` is given."""
     open_access: bool = False
     """Allow a reachable host without a key."""
     allowed_hosts: tuple[str, ...] = ()
@@ -43,6 +46,10 @@ class GatewayConfig:
     """Largest request body."""
     max_requests: int = 256
     """Requests for answers that are served at once; one more is told to come back later."""
+    queue: QueueBounds = field(default_factory=QueueBounds)
+    """Those of them that may wait until the nodes have room."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Other names of models, each with the model's own."""
     generation_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     """A generation that takes longer fails."""
     client_timeout_seconds: float = 30.0
@@ -57,11 +64,12 @@ class GatewayConfig:
             raise InvalidArgumentError(
                 "api_key", "it must be printable ASCII without spaces, one character at least"
             )
-        if not (is_loopback(self.host) or self.api_key or self.open_access):
+        if not (is_loopback(self.host) or self.api_key or self.kept_keys or self.open_access):
             raise InvalidArgumentError(
                 "host",
                 f"{self.host} can be reached from other machines; "
-                "set an api_key, or open_access to let everybody in",
+                "set an api_key, make keys with `meshnet keys create`, or set open_access to let "
+                "everybody in",
             )
         for name in self.allowed_hosts:
             match = _HOST_HEADER.fullmatch(name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,14 +13,31 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshnet.domain.errors import ResourceExhaustedError
+from meshnet.gateway.access import CALLER, Access
 from meshnet.gateway.config import GatewayConfig
-from meshnet.gateway.errors import Failure, failure_of, http_failure
+from meshnet.gateway.errors import Failure, failure_of, http_failure, limit_failure
 from meshnet.gateway.requestlog import REQUEST_ID, log, log_failure, request_id
+from meshnet.tracker.apikeys import ApiKey
 
 
 def failure_response(failure: Failure) -> JSONResponse:
     """The response that tells a client about a failure."""
     return JSONResponse(failure.body(), failure.http_status, failure.headers())
+
+
+def _no_path(_path: str) -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class _Visit:
+    """One request at the door."""
+
+    counts: bool
+    """Whether it has a body, for which there is work to do."""
+    caller: ApiKey | None = None
+    let_in: bool = False
+    """Whether the limiter counts it."""
 
 
 class Door:
@@ -28,9 +46,21 @@ class Door:
     Whatever happens inside, the client gets an answer it can read.
     """
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: GatewayConfig,
+        access: Access,
+        keyless: Callable[[str], bool] = _no_path,
+        operators_only: Callable[[str], bool] = _no_path,
+    ) -> None:
+        """``keyless`` says of a path whether it may be read without a key, ``operators_only``
+        whether other keys than operators' don't open it."""
         self._app = app
         self._config = config
+        self._access = access
+        self._keyless = keyless
+        self._operators_only = operators_only
         self._inside = 0
         """Requests with a body that are being served."""
 
@@ -44,18 +74,21 @@ class Door:
         REQUEST_ID.set(name)
         began = time.monotonic()
         status: int | None = None
+        visit = _Visit(counts=scope["method"] == "POST")
 
         async def named_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = name
+                told = MutableHeaders(scope=message)
+                told["x-request-id"] = name
+                for header, value in self._left_of(visit).items():
+                    told[header] = value
             await send(message)
 
-        counts = scope["method"] == "POST"
-        self._inside += counts
+        self._inside += visit.counts
         try:
-            refusal = self._refusal(headers)
+            refusal = await self._refusal(scope, headers, visit)
             if refusal is None:
                 await self._app(scope, receive, named_send)
             else:
@@ -69,30 +102,45 @@ class Door:
                 raise
             await failure_response(failure)(scope, receive, named_send)
         finally:
-            self._inside -= counts
+            self._inside -= visit.counts
+            if visit.let_in and visit.caller is not None:
+                self._access.limiter.leave(visit.caller.key_id)
             log.info(
-                "%s %s %s %.3f s",
+                "%s %s %s %.3f s by %s",
                 scope["method"],
                 quote(scope["path"]),
                 status or "unanswered",
                 time.monotonic() - began,
+                "nobody" if visit.caller is None else visit.caller.name,
             )
 
-    def _refusal(self, headers: Headers) -> Failure | None:
+    def _left_of(self, visit: _Visit) -> dict[str, str]:
+        if visit.caller is None or not visit.counts:
+            return {}
+        return self._access.limiter.headers(visit.caller, time.time())
+
+    async def _refusal(self, scope: Scope, headers: Headers, visit: _Visit) -> Failure | None:
         host = headers.get("host", "")
         if not self._config.accepts_host(host):
             return http_failure(
                 403, f"the Host header {host!r} names no host that this gateway answers for"
             )
-        if self._config.api_key is not None:
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            # Compared in constant time, so that a guess can't be improved letter by letter.
-            right = hmac.compare_digest(key.strip().encode(), self._config.api_key.encode())
-            if scheme.lower() != "bearer" or not right:
-                return http_failure(
-                    401,
-                    "the request needs the header 'Authorization: Bearer <key>' with a valid key",
-                )
+        path = scope["path"]
+        if scope["method"] in ("GET", "HEAD") and self._keyless(path):
+            return None
+        caller = await self._access.caller(headers.get("authorization", ""))
+        if caller is None:
+            return http_failure(
+                401, "the request needs the header 'Authorization: Bearer <key>' with a valid key"
+            )
+        visit.caller = caller
+        CALLER.set(caller)
+        if self._operators_only(path) and not caller.operator:
+            return Failure(403, f"{path} needs an operator's key", "operator_key_needed")
+        return self._crowd(visit, caller) if visit.counts else None
+
+    def _crowd(self, visit: _Visit, caller: ApiKey) -> Failure | None:
+        """The refusal of a request with a body that comes in addition to too many others."""
         if self._inside > self._config.max_requests:
             # Before its body is read: what is refused costs no memory.
             return failure_of(
@@ -100,4 +148,6 @@ class Door:
                     f"the gateway serves {self._config.max_requests} requests already"
                 )
             )
-        return None
+        refusal = self._access.limiter.enter(caller, time.time())
+        visit.let_in = refusal is None
+        return None if refusal is None else limit_failure(refusal)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshnet.domain.errors import MeshnetError
 from meshnet.domain.status import StatusCode
+from meshnet.gateway.limits import Limit, Refusal
 
 HTTP_STATUS: Mapping[StatusCode, int] = {
     StatusCode.OK: 200,
@@ -25,6 +28,8 @@ HTTP_STATUS: Mapping[StatusCode, int] = {
     StatusCode.MALFORMED_FRAME: 502,
     StatusCode.FINGERPRINT_MISMATCH: 502,
     StatusCode.NODE_LOST: 502,
+    # The gateway's own certificate is at fault, not the client's key.
+    StatusCode.UNAUTHENTICATED: 502,
     StatusCode.CACHE_MISS: 503,
     StatusCode.STALE_EPOCH: 503,
     StatusCode.SESSION_NOT_FOUND: 503,
@@ -44,6 +49,9 @@ HTTP_CODE: Mapping[int, str] = {
 }
 """The ``code`` of refusals that are about HTTP alone."""
 
+_WAIT = re.compile(r"\d{1,6}(\.\d{1,6})?")
+"""An error's details may come from a node, which may write anything."""
+
 _PARAM = {StatusCode.TEMPLATE_FAILED: "messages", StatusCode.MODEL_NOT_FOUND: "model"}
 
 
@@ -57,12 +65,14 @@ class Failure:
     param: str | None = None
     retry: bool = False
     """Whether the same request can succeed later."""
+    retry_after_seconds: float = 1.0
+    """When, of one that can."""
 
     @property
     def kind(self) -> str:
         """OpenAI's coarse ``type`` of the error."""
         if self.http_status == 429:
-            return "rate_limit_error"
+            return self.code if self.code == "insufficient_quota" else "rate_limit_error"
         return "server_error" if self.http_status >= 500 else "invalid_request_error"
 
     def body(self) -> dict[str, object]:
@@ -79,8 +89,8 @@ class Failure:
     def headers(self) -> dict[str, str]:
         """Headers beside the body; ``x-should-retry`` is what OpenAI's own clients obey."""
         headers = {"x-should-retry": "true" if self.retry else "false"}
-        if self.http_status == 429:
-            headers["retry-after"] = "1"
+        if self.http_status == 429 or (self.http_status == 503 and self.retry):
+            headers["retry-after"] = str(max(math.ceil(self.retry_after_seconds), 1))
         if self.http_status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers
@@ -97,9 +107,29 @@ def failure_of(error: Exception) -> Failure:
     status = HTTP_STATUS[error.code]
     # Below 500 a field is the client's own parameter; above, it is a detail of some node.
     param = error.details.get("field", _PARAM.get(error.code)) if status < 500 else None
-    return Failure(status, error.message, error.code.value, param, error.retryable)
+    wait = _WAIT.fullmatch(error.details.get("retry_after_seconds", ""))
+    return Failure(
+        status,
+        error.message,
+        error.code.value,
+        param,
+        error.retryable,
+        1.0 if wait is None else float(wait[0]),
+    )
 
 
 def http_failure(http_status: int, message: str) -> Failure:
     """A refusal that is about HTTP alone, such as an unknown path."""
     return Failure(http_status, message, HTTP_CODE.get(http_status, "http_error"))
+
+
+def limit_failure(refusal: Refusal) -> Failure:
+    """The refusal of a key that has reached a limit of its own."""
+    quota = refusal.limit is Limit.TOKENS
+    return Failure(
+        429,
+        refusal.message,
+        "insufficient_quota" if quota else "rate_limit_exceeded",
+        retry=not quota,
+        retry_after_seconds=refusal.retry_after_seconds,
+    )

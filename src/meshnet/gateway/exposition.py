@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from meshnet.domain.metrics import Distribution, Metric, MetricKind, Sample
+from meshnet.gateway.access import Access
 from meshnet.gateway.config import GatewayConfig
 from meshnet.gateway.door import Door
 
@@ -47,7 +48,7 @@ def metrics_app(collect: Collect, host: str) -> FastAPI:
     """
     app = FastAPI(title="Meshnet metrics", openapi_url=None, redirect_slashes=False)
     app.state.stopping = asyncio.Event()
-    app.add_middleware(Door, config=GatewayConfig(host=host, open_access=True))
+    app.add_middleware(Door, config=GatewayConfig(host=host, open_access=True), access=Access())
 
     async def metrics(request: Request) -> Response:
         return await metrics_response(request, collect)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from meshnet.domain.errors import MeshnetError
@@ -23,8 +23,8 @@ def _metric(name: str, kind: MetricKind, meaning: str, *labels: str) -> Metric:
 REQUESTS = _metric(
     "requests_total",
     COUNTER,
-    "HTTP requests by route and status; 429 counts those refused because all sessions are in use, "
-    "`none` those whose client left before an answer began.",
+    "HTTP requests by route and status; 429 counts those refused by a key's limits or because too "
+    "many wait, `none` those whose client left before an answer began.",
     "route",
     "status",
 )
@@ -40,10 +40,14 @@ GENERATIONS = _metric(
     "model",
     "end",
 )
+WAITING = _metric("waiting", GAUGE, "Generations that wait for their turn.", "model")
+WAIT_SECONDS = _metric(
+    "wait_seconds", HISTOGRAM, "How long a generation waited for its turn.", "model"
+)
 FIRST_TOKEN = _metric(
     "time_to_first_token_seconds",
     HISTOGRAM,
-    "From a generation's start to its first token.",
+    "From asking for a generation to its first token, its wait included.",
     "model",
 )
 TOKEN_GAP = _metric(
@@ -68,6 +72,8 @@ GATEWAY_METRICS = (
     IN_FLIGHT,
     REQUEST_SECONDS,
     GENERATIONS,
+    WAITING,
+    WAIT_SECONDS,
     FIRST_TOKEN,
     TOKEN_GAP,
     PROMPT_TOKENS,
@@ -80,6 +86,8 @@ GATEWAY_METRICS = (
 @dataclass(slots=True)
 class _ModelFigures:
     ends: Counter[str] = field(default_factory=Counter)
+    waiting: int = 0
+    waits: Histogram = field(default_factory=lambda: Histogram(LONG_SECONDS))
     first_token: Histogram = field(default_factory=lambda: Histogram(LONG_SECONDS))
     gaps: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     prompt_tokens: int = 0
@@ -109,6 +117,18 @@ class GatewayFigures:
         if route not in self._seconds:
             self._seconds[route] = Histogram(LONG_SECONDS)
         self._seconds[route].observe(seconds)
+
+    @contextmanager
+    def waits(self, model: str) -> Iterator[None]:
+        """Count a generation of ``model`` that waits for its turn, and for how long."""
+        figures = self._models.setdefault(model, _ModelFigures())
+        came = time.perf_counter()
+        figures.waiting += 1
+        try:
+            yield
+        finally:
+            figures.waiting -= 1
+            figures.waits.observe(time.perf_counter() - came)
 
     async def watched(
         self, model: str, events: AsyncGenerator[TextDelta | GenerationSummary, None]
@@ -153,6 +173,8 @@ class GatewayFigures:
         for model, figures in self._models.items():
             for end, count in figures.ends.items():
                 yield Sample(GENERATIONS, (model, end), count)
+            yield Sample(WAITING, (model,), figures.waiting)
+            yield Sample(WAIT_SECONDS, (model,), figures.waits.read())
             yield Sample(FIRST_TOKEN, (model,), figures.first_token.read())
             yield Sample(TOKEN_GAP, (model,), figures.gaps.read())
             yield Sample(PROMPT_TOKENS, (model,), figures.prompt_tokens)

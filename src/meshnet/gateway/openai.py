@@ -6,11 +6,12 @@ Everything here is a pure function of the body, the models and a seed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshnet.domain.errors import InvalidArgumentError, ModelNotFoundError
 from meshnet.domain.sampling import SamplingParams
+from meshnet.gateway.formats import ToolChoice, chat_format, constrained, tool_choice
 from meshnet.gateway.schema import (
     MAX_PROMPTS,
     REFUSED_IN_CHAT,
@@ -67,6 +68,34 @@ class Call:
     """Parameters that the answer repeats."""
 
 
+def by_name(models: Sequence[ModelService], aliases: Sequence[tuple[str, str]] = ()) -> Models:
+    """The models by their names and aliases, these last.
+
+    Raises :class:`InvalidArgumentError` for no models, two with one name, or an alias that is taken
+    or stands for none of them.
+    """
+    named = {model.name: model for model in models}
+    own = own_names([model.name for model in models], aliases)
+    return {name: named[its_own] for name, its_own in own.items()}
+
+
+def own_names(names: Sequence[str], aliases: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Each model's own name by all its names; raises as :func:`by_name` does."""
+    found = {name: name for name in names}
+    if not names or len(found) != len(names):
+        raise InvalidArgumentError("models", "at least one is needed, each with its own name")
+    for alias, name in aliases:
+        if not alias or alias in found:
+            raise InvalidArgumentError("alias", f"{alias!r} is empty or the name of another model")
+        if name not in names:
+            raise InvalidArgumentError(
+                "alias",
+                f"{alias!r} stands for {name!r}, which isn't among {', '.join(map(repr, names))}",
+            )
+        found[alias] = name
+    return found
+
+
 def model_named(models: Models, name: str) -> ModelService:
     """The model of that name; raises :class:`ModelNotFoundError`."""
     if name not in models:
@@ -88,7 +117,9 @@ def read_chat(body: bytes, models: Models, defaults: Defaults) -> Call:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise InvalidArgumentError("top_logprobs", "it needs logprobs to be true")
     model = model_named(models, asked.model)
-    tools = offered([tool.function for tool in asked.tools or ()], asked.tool_choice)
+    functions = [tool.function for tool in asked.tools or ()]
+    choice = tool_choice(asked.tool_choice, [it.name for it in functions])
+    tools = offered(functions, choice)
     turns = [_template_message(index, item) for index, item in enumerate(asked.messages)]
     request = TextRequest(
         prompt=(),
@@ -101,6 +132,9 @@ def read_chat(body: bytes, models: Models, defaults: Defaults) -> Call:
     )
     output = output_terms(model, tools, single_call=asked.parallel_tool_calls is False)
     request, output = prompted(model, turns, tools, request, output)
+    wanted = chat_format(asked.response_format)
+    fields = [f"tools[{index}].function.parameters" for index in range(len(functions))]
+    request = constrained(model, request, output, wanted, choice, fields)
     return replace(_call(asked, model, [request]), output=output)
 
 
@@ -133,6 +167,7 @@ def read_completion(body: bytes, models: Models, defaults: Defaults) -> Call:
         stop=asked.stop,
         timeout_seconds=defaults.timeout_seconds,
     )
+    shared = constrained(model, shared, OutputTerms(), None, ToolChoice(), ())
     prompts = [_plain_prompt(prompt, model) for prompt in asked.prompt]
     return _call(asked, model, [replace(shared, prompt=prompt) for prompt in prompts])
 
@@ -211,6 +246,7 @@ def sampling_of(
         **given,
         seed=seed % 2**64,
         logit_bias=bias,
+        grammar=asked.grammar or "",
         logprobs=logprobs,
         top_logprobs=top,
     )

@@ -29,10 +29,10 @@ def sse(payload: JsonObject) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-def model_object(model: ModelService) -> JsonObject:
-    """OpenAI's ``model`` object."""
+def model_object(name: str, model: ModelService) -> JsonObject:
+    """OpenAI's ``model`` object for a model by one of its names."""
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created_unix,
         "owned_by": "meshnet",

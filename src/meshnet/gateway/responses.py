@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from meshnet.domain.errors import InvalidArgumentError
+from meshnet.gateway.formats import constrained, text_format, tool_choice
 from meshnet.gateway.openai import (
     Call,
     Defaults,
@@ -24,6 +25,8 @@ from meshnet.gateway.schema import (
     OfferedFunction,
     Refused,
     SamplingBody,
+    TextFormat,
+    TextOptions,
     parse,
     refuse,
     text_parts,
@@ -49,7 +52,6 @@ REFUSED_IN_RESPONSES: Refused = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "text": ({"format": {"type": "text"}}, {}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
@@ -84,6 +86,7 @@ class ResponseTool(OfferedFunction):
     type: Literal["function"]
 
 
+_FORMAT_FIELDS = set(TextFormat.model_fields)
 _TOOL_FIELDS = set(ResponseTool.model_fields)
 """What is repeated of a tool: nothing that wasn't checked."""
 
@@ -97,6 +100,7 @@ class ResponsesBody(SamplingBody):
     ] = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: int | None = None
+    text: TextOptions | None = None
     tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -107,7 +111,9 @@ def read_responses(body: bytes, models: Models, defaults: Defaults) -> Call:
     asked = parse(ResponsesBody, body)
     refuse(asked, REFUSED_IN_RESPONSES)
     model = model_named(models, asked.model)
-    tools = offered(asked.tools or (), asked.tool_choice, "tools[{}].")
+    functions = asked.tools or []
+    choice = tool_choice(asked.tool_choice, [it.name for it in functions])
+    tools = offered(functions, choice, "tools[{}].")
     limit = asked.max_output_tokens
     request = TextRequest(
         prompt=(),
@@ -119,6 +125,8 @@ def read_responses(body: bytes, models: Models, defaults: Defaults) -> Call:
     single = asked.parallel_tool_calls is False
     output = output_terms(model, tools, single_call=single)
     request, output = prompted(model, _turns(asked), tools, request, output)
+    fields = [f"tools[{index}].parameters" for index in range(len(functions))]
+    request = constrained(model, request, output, text_format(asked.text), choice, fields)
     if not request.prompt:
         raise InvalidArgumentError("input", "it has no tokens; at least one is needed")
     return Call(
@@ -190,6 +198,13 @@ def _required(value: str | None, name: str) -> str:
     return value
 
 
+def _echoed_format(asked: ResponsesBody) -> dict[str, object]:
+    wanted = asked.text.format if asked.text is not None else None
+    if wanted is None:
+        return {"type": "text"}
+    return wanted.model_dump(include=_FORMAT_FIELDS, exclude_none=True, by_alias=True)
+
+
 def _echo(asked: ResponsesBody) -> dict[str, object]:
     """What OpenAI's ``response`` object repeats of the request."""
     return {
@@ -200,10 +215,11 @@ def _echo(asked: ResponsesBody) -> dict[str, object]:
         "previous_response_id": None,
         "store": False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _echoed_format(asked)},
         "tool_choice": asked.tool_choice or "auto",
         "tools": [
-            {"strict": False} | tool.model_dump(include=_TOOL_FIELDS, exclude_none=True)
+            {"strict": bool((tool.model_extra or {}).get("strict"))}
+            | tool.model_dump(include=_TOOL_FIELDS, exclude_none=True)
             for tool in asked.tools or ()
         ],
         "top_p": 1.0 if asked.top_p is None else asked.top_p,

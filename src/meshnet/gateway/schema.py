@@ -30,6 +30,8 @@ MAX_TOOLS = 128
 MAX_PROMPTS = 64
 """Most prompts of one request, and most generations of one."""
 
+_Finite = TypeVar("_Finite", bound=dict[str, Any] | bool)
+
 _OWN = "own"
 """The type of errors found here, whose messages need nothing added."""
 
@@ -43,7 +45,6 @@ Refused = Mapping[str, tuple[object, ...]]
 REFUSED_IN_CHAT: Refused = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "moderation": (),
@@ -134,7 +135,7 @@ def _is_tokens(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
-def _finite(schema: dict[str, Any]) -> dict[str, Any]:
+def _finite(schema: _Finite) -> _Finite:
     """The schema, which answers repeat as JSON: infinity and NaN could be written by no answer."""
     unseen: list[object] = [schema]
     while unseen:
@@ -203,6 +204,42 @@ class Tool(Body):
     function: OfferedFunction
 
 
+_Schema = Annotated[dict[str, Any] | bool, AfterValidator(_finite)]
+
+
+class NamedSchema(Body):
+    """A JSON schema with what OpenAI wants to know of it."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: _Schema = Field(alias="schema")
+    strict: bool | None = None
+    """Answers follow the schema in any case."""
+
+
+class ResponseFormat(Body):
+    """What a chat's answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class TextFormat(Body):
+    """What a response's text is: the same, with the schema beside its type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: _Schema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """How a response's text comes."""
+
+    format: TextFormat | None = None
+
+
 class SamplingBody(Body):
     """Parameters of every generation. Their bounds are :class:`SamplingParams`' own."""
 
@@ -218,6 +255,8 @@ class SamplingBody(Body):
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    grammar: str | None = None
+    """GBNF that the answer must follow; an extension of llama-server."""
 
 
 class GenerationBody(SamplingBody):
@@ -232,6 +271,7 @@ class ChatBody(GenerationBody):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
+    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None

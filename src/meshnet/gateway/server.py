@@ -139,6 +139,10 @@ async def _shut_down(
     await asyncio.wait((running,), timeout=GRACE_SECONDS)
     stopping.set()
     await asyncio.wait((running,), timeout=CANCEL_SECONDS)
+    if server.server_state.tasks:
+        # Said here, for a request that is cut off while it ends says nothing itself.
+        cut = len(server.server_state.tasks)
+        log.warning("the gateway is stopping: %d requests are cut off", cut)
     for task in server.server_state.tasks:
         task.cancel()
     for connection in list(server.server_state.connections):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from meshnet.domain.errors import InvalidArgumentError
+from meshnet.gateway.formats import ToolChoice
 from meshnet.gateway.schema import REFUSED_IN_FUNCTION, EarlierCall, OfferedFunction, refuse
 from meshnet.session.service import ModelService
 from meshnet.session.tools.families import OutputFormat, output_format
@@ -21,28 +22,23 @@ TemplateTool = dict[str, object]
 
 
 def offered(
-    functions: Sequence[OfferedFunction], choice: object, where: str = "tools[{}].function."
+    functions: Sequence[OfferedFunction], choice: ToolChoice, where: str = "tools[{}].function."
 ) -> list[TemplateTool]:
     """The tools as chat templates know them; none if the model is not to use any.
 
-    ``where`` names a function in complaints. Raises :class:`InvalidArgumentError` for a choice
-    that would have to be enforced.
+    ``where`` names a function in complaints. Raises :class:`InvalidArgumentError` for a function
+    that is there twice, and for a ``strict`` one where the model isn't held to calls.
     """
-    if choice not in (None, "auto", "none"):
-        raise InvalidArgumentError(
-            "tool_choice",
-            f"{json.dumps(choice)} isn't offered here, since nothing holds the model to a call "
-            'yet; send "auto" and ask for the call in the conversation',
-        )
     names: set[str] = set()
+    refused = {"strict": (False, True)} if choice.required else REFUSED_IN_FUNCTION
     for index, function in enumerate(functions):
-        refuse(function, REFUSED_IN_FUNCTION, where=where.format(index))
+        refuse(function, refused, where=where.format(index))
         if function.name in names:
             raise InvalidArgumentError(
                 f"{where.format(index)}name", f"{function.name!r} is there twice"
             )
         names.add(function.name)
-    return [] if choice == "none" else [_template_tool(function) for function in functions]
+    return [] if choice.hidden else [_template_tool(function) for function in functions]
 
 
 def output_terms(

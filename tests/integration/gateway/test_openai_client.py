@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from meshnet.domain.errors import EngineError, NodeLostError, ResourceExhaustedError
 from meshnet.gateway.config import GatewayConfig
+from meshnet.gateway.fair import QueueBounds
 from meshnet.session.service import TextRequest
 from tests.support.live_gateway import LOCAL, live_gateway, until
 from tests.support.scripted_model import Script, ScriptedModel
@@ -154,7 +155,8 @@ async def test_models() -> None:
 async def test_an_error_is_the_clients_own_kind_of_exception(
     error: Exception, kind: type[openai.APIStatusError], stream: bool
 ) -> None:
-    async with async_client(ScriptedModel(Script(error=error))) as client:
+    config = GatewayConfig(queue=QueueBounds(0))
+    async with async_client(ScriptedModel(Script(error=error)), config=config) as client:
         with pytest.raises(kind):
             await client.chat.completions.create(model="scripted", messages=HELLO, stream=stream)
 

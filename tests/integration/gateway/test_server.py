@@ -109,11 +109,14 @@ async def test_a_stop_lets_an_answer_end_that_is_nearly_there() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_generation_that_wont_end_doesnt_hold_up_the_stop(stream: bool) -> None:
+async def test_a_generation_that_wont_end_doesnt_hold_up_the_stop(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     script = Script("x" * 1000, delay_seconds=0.02, closing_seconds=30)
     model, *_, seconds = await stop_during(script, stream=stream)
     assert seconds < 1.1
     assert model.running == 0
+    assert "the gateway is stopping: 1 requests are cut off" in caplog.text
 
 
 async def test_nothing_is_left_behind() -> None:

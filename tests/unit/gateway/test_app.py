@@ -1,6 +1,8 @@
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from meshnet.domain.nodes import HealthReport
 from meshnet.domain.status import StatusCode, StructuredStatus
 from meshnet.gateway.app import create_app
 from meshnet.gateway.config import GatewayConfig
+from meshnet.gateway.fair import QueueBounds
 from tests.support.scripted_model import Script, ScriptedModel, scripted_node
 
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}]}
@@ -124,7 +127,7 @@ async def test_what_isnt_offered_is_refused_in_openais_shape(
 async def test_an_error_before_the_first_token_has_its_own_status(
     error: Exception, status: int, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    response = await posted(ScriptedModel(Script(error=error)))
+    response = await posted(ScriptedModel(Script(error=error)), queue=QueueBounds(0))
     assert response.status_code == status
     told = error_of(response)
     assert told["code"] == code
@@ -234,7 +237,7 @@ async def test_the_request_id_is_returned_and_in_every_log_line(
     assert (returned == sent) is kept
     assert returned
     lines = [record.message for record in caplog.records if record.name == "meshnet.gateway"]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert all(line.startswith(f"[{returned}] ") for line in lines)
 
 
@@ -321,3 +324,16 @@ async def test_one_request_too_many_is_told_to_come_back_before_its_body_is_read
         async with again as free:
             for _ in range(3):
                 assert (await free.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_requests_are_read_while_the_threads_for_everything_else_are_busy() -> None:
+    held = threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, held.wait)
+    try:
+        async with asyncio.timeout(5):
+            assert (await posted(ScriptedModel())).status_code == 200
+    finally:
+        held.set()
+        await busy

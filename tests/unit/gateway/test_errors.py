@@ -83,6 +83,24 @@ def test_clients_are_told_whether_to_ask_again() -> None:
     assert failure_of(errors.EngineError("broken")).headers() == {"x-should-retry": "false"}
 
 
+@pytest.mark.parametrize(
+    ("told", "header"),
+    [
+        ("7.2", "8"),
+        ("0.01", "1"),
+        ("86400", "86400"),
+        ("soon\r\nx: y", "1"),
+        ("-5", "1"),
+        ("", "1"),
+    ],
+)
+def test_when_to_come_back_is_told_in_whole_seconds_whatever_a_node_says(
+    told: str, header: str
+) -> None:
+    full = failure_of(errors.ResourceExhaustedError("full", retry_after_seconds=told))
+    assert full.headers()["retry-after"] == header
+
+
 def test_an_error_that_came_over_the_wire_maps_like_the_original() -> None:
     original = errors.InvalidArgumentError("seed", "too big")
     carried = errors.error_from(

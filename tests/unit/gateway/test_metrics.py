@@ -15,6 +15,7 @@ from meshnet.domain.metrics import Metric, MetricKind, Sample
 from meshnet.gateway.app import create_app
 from meshnet.gateway.config import GatewayConfig
 from meshnet.gateway.exposition import metrics_app, render
+from meshnet.gateway.fair import QueueBounds
 from meshnet.gateway.metrics import (
     CACHED_TOKENS,
     GATEWAY_METRICS,
@@ -66,7 +67,7 @@ async def test_an_answer_counts_its_request_tokens_and_pace():
 
 async def test_a_full_node_counts_as_429_and_as_its_code():
     full = ScriptedModel(Script("abc", error=ResourceExhaustedError("full"), error_at=0))
-    async with client(create_app([full], GatewayConfig())) as http:
+    async with client(create_app([full], GatewayConfig(queue=QueueBounds(0)))) as http:
         assert (await http.post("/v1/completions", json=BODY)).status_code == 429
         found = await scraped(http)
     assert found["meshnet_gateway_requests_total", "/v1/completions", "429"] == 1

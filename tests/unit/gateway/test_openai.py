@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet.domain.errors import InputError, InvalidArgumentError, ModelNotFoundError
-from meshnet.domain.sampling import SamplingParams
+from meshnet.domain.sampling import MAX_GRAMMAR_BYTES, SamplingParams
 from meshnet.gateway.openai import (
     COMPLETION_MAX_TOKENS,
     Call,
@@ -143,7 +143,21 @@ def test_values_that_change_nothing_and_unknown_parameters_are_let_through() -> 
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'},
+            "grammar",
+        ),
+        ({"grammar": "a" * (MAX_GRAMMAR_BYTES + 1)}, "grammar"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"store": True}, "store"),

@@ -90,7 +90,9 @@ def test_items_become_turns_and_an_assistant_s_items_one_turn() -> None:
             if name not in ("background",)
         ),
         ({"background": True}, "background"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"input": []}, "input"),
         ({"input": None}, "input"),
