@@ -28,7 +28,7 @@ CHAT = {
 @asynccontextmanager
 async def served(model, env) -> AsyncIterator[tuple[Command, httpx.AsyncClient]]:
     """A server on a free port, and a client for it."""
-    options = ("--port", "0", "--nodes", "3", "--ctx", "5000", "--sessions", "2")
+    options = ("--port", "0", "--nodes", "3", "--ctx", "5000", "--sessions", "2", "--queue", "0")
     async with command("serve", model, *options, env=env) as started:
         line = await started.read_line()
         url = re.search(r"http://127\.0\.0\.1:\d+", line)

@@ -10,17 +10,17 @@ import typer
 
 from meshnet.cli import options as opt
 from meshnet.cli.fingerprint import show_fingerprint
-from meshnet.cli.local import find_model, within_context
+from meshnet.cli.local import find_model, model_digest, within_context
 from meshnet.cli.output import human_size, print_json, print_line, print_table, progress_bars
-from meshnet.cli.settings import Settings, available_memory, default_threads
+from meshnet.cli.settings import Settings, default_threads
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.layers import parse_layer_range
-from meshnet.model.cache import SliceCache
 from meshnet.model.description import ModelInfo, describe, free_cuts, legal_cuts, nulls_by_cut
 from meshnet.model.gguf import read_index
 from meshnet.model.memory import fitting_layers, layer_cache_bytes
-from meshnet.model.slice_file import write_slice
+from meshnet.model.slice_file import Contents, write_slice
 from meshnet.model.slice_plan import plan_slice
+from meshnet.node.resources import available_memory
 
 _OF_FINGERPRINTS = ("layers", "threads", "gpu_layers", "boundary")
 """Parameters that ``--fingerprint`` alone makes use of."""
@@ -61,6 +61,8 @@ def inspect(
 
       meshnet inspect model-00001-of-00003.gguf --json
 
+      meshnet inspect hf://org/repository/model.gguf
+
       meshnet inspect demo --fingerprint --flash-attn
     """
     unheard = [] if fingerprint else opt.given(context, _OF_FINGERPRINTS)
@@ -94,7 +96,7 @@ def inspect(
     room = _room(info, options)
     if json:
         nulls = nulls_by_cut(info, cuts)
-        found_out = {"legal_cuts": cuts, "nulls_by_cut": nulls, "path": str(found.path)}
+        found_out = {"legal_cuts": cuts, "nulls_by_cut": nulls, "path": found.address}
         print_json({**asdict(info), **found_out, "memory": room})
         return
     for label, value in (*_facts(info, cuts), *_told(room, info)):
@@ -117,16 +119,21 @@ def slice_model(
     Examples:
 
       meshnet slice model.gguf 0:16 -o head.gguf
+
+      meshnet slice hf://org/repository/model.gguf 16:32 -o tail.gguf
     """
     settings = Settings.from_environment()
     found = find_model(model, settings)
     layer_range = parse_layer_range(layers)
+    digest = model_digest(found, settings)
+    plan = plan_slice(
+        read_index(found.path), layer_range, digest, allow_unverified=allow_unverified
+    )
+    contents = None
+    if found.remote is not None:
+        contents = Contents(plan, found.remote.weights(), found.remote.tensors)
     with progress_bars() as progress:
-        digest = SliceCache(settings.cache).digest(found.path, progress)
-        plan = plan_slice(
-            read_index(found.path), layer_range, digest, allow_unverified=allow_unverified
-        )
-        made = write_slice(plan, output, progress)
+        made = write_slice(plan, output, progress, contents)
     if json:
         print_json({"path": str(output), "digest": made.digest, "size": made.size})
     else:

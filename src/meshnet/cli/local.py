@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from meshnet.domain.ids import Address, Digest, NodeId
 from meshnet.domain.layers import LayerRange, balanced_ranges
 from meshnet.domain.nodes import FlowControl
 from meshnet.domain.tracing import NO_TRACER, Tracer
+from meshnet.engine.llamacpp.grammars import LlamaGrammars
 from meshnet.engine.llamacpp.vocabulary import Vocabulary
 from meshnet.model.cache import SliceCache, SliceFile
 from meshnet.model.check import check_index
@@ -30,7 +32,9 @@ from meshnet.model.description import (
     require_legal,
 )
 from meshnet.model.gguf import read_index
+from meshnet.model.remote import RemoteModel, open_remote
 from meshnet.model.rotary import uses_long_factors
+from meshnet.model.sources import is_address, source_of
 from meshnet.node.config import LlamaEngineConfig, NodeConfig
 from meshnet.node.keeper import NodeKeeper
 from meshnet.node.supervisor import NodeProcess, WorkerDeath
@@ -38,7 +42,9 @@ from meshnet.session.chain import Chain, find_chain
 from meshnet.session.generate import ChainModel
 from meshnet.session.links import choose_boundary, measure_links
 from meshnet.transport.channel import ChannelPool
+from meshnet.transport.options import GrpcOptions
 from meshnet.transport.seam_client import GrpcTransport
+from meshnet.transport.tls import IdentitySource
 
 WORKER_COMMAND = (sys.executable, "-m", "meshnet.cli.worker")
 
@@ -49,14 +55,33 @@ class LocalModel:
 
     path: Path
     name: str
+    remote: RemoteModel | None = None
+    """Where the weights are, if the file has nothing but headers."""
+
+    @property
+    def origin(self) -> Path | RemoteModel:
+        """What slices are made of."""
+        return self.remote or self.path
+
+    @property
+    def address(self) -> str:
+        """Where the model is, for people."""
+        return self.remote.sources[0].name if self.remote is not None else str(self.path)
 
 
 def find_model(argument: str, settings: Settings) -> LocalModel:
-    """The file that MODEL means; raises ``ModelNotFoundError`` with what to do."""
+    """The file that MODEL means; of an address only its header is read.
+
+    Raises ``ModelNotFoundError`` with what to do, and what ``open_remote`` does.
+    """
+    if is_address(argument):
+        source = source_of(argument, settings.hub, settings.hub_token)
+        remote = open_remote([source], settings.cache)
+        return LocalModel(remote.index.path, remote.index.path.stem, remote)
     if argument == "demo":
         with progress_bars() as progress:
             return LocalModel(demo_model(settings.cache, progress), "smollm2-135m-instruct")
-    advice = "give the path of a GGUF file, or `demo` for a small one"
+    advice = "give the path or the address of a GGUF file, or `demo` for a small one"
     try:
         path = Path(argument).expanduser()
         there = path.exists()
@@ -74,19 +99,36 @@ def find_model(argument: str, settings: Settings) -> LocalModel:
 def cut_model(
     model: LocalModel, ranges: Sequence[LayerRange], settings: Settings, options: NodeOptions
 ) -> list[SliceFile]:
-    """The slices of ``model``, from the cache or written now with progress bars."""
-    cache = SliceCache(settings.cache)
+    """The slices of ``model``, from the cache, or written or fetched now with progress bars."""
+    cache = slice_cache(settings)
     with progress_bars() as progress:
         return [
-            cache.ensure(model.path, layers, progress, allow_unverified=options.allow_unverified)
+            cache.ensure(model.origin, layers, progress, allow_unverified=options.allow_unverified)
             for layers in ranges
         ]
+
+
+@functools.cache
+def slice_cache(settings: Settings) -> SliceCache:
+    """This process's cache: the slices that it asked for stay until the process ends."""
+    return SliceCache(settings.cache, settings.cache_limit)
+
+
+def whole_model(model: LocalModel, settings: Settings) -> LocalModel:
+    """The model with its weights on this machine: all of it is fetched unless it is here."""
+    if model.remote is None:
+        return model
+    layers = LayerRange(0, describe(model.remote.index).total_layers)
+    with progress_bars() as progress:
+        # Whether its architecture is proven is asked where it is cut.
+        held = slice_cache(settings).ensure(model.remote, layers, progress, allow_unverified=True)
+    return LocalModel(held.path, model.name)
 
 
 def model_digest(model: LocalModel, settings: Settings) -> Digest:
     """The model's digest, computed with a progress bar unless it is known."""
     with progress_bars() as progress:
-        return SliceCache(settings.cache).digest(model.path, progress)
+        return slice_cache(settings).digest(model.origin, progress)
 
 
 def within_context(model: LocalModel, options: NodeOptions) -> NodeOptions:
@@ -232,9 +274,11 @@ async def served_model(
     tracer: Tracer = NO_TRACER,
     boundary: Boundary = Boundary.FLOAT32,
     speculation: Speculation = Speculation.AUTO,
+    identity: IdentitySource | None = None,
 ) -> AsyncIterator[ChainModel]:
     """The model over the chain of nodes at ``addresses``, whose seams carry ``boundary``.
 
+    With ``identity``, that of a gateway, they are reached by mutual TLS, else without any TLS.
     ``digest`` is the local file's, whose vocabulary is used: raises ``FingerprintMismatchError`` if
     the nodes hold another model, and what ``check_index`` does if libllama can't load the file.
     """
@@ -243,19 +287,22 @@ async def served_model(
     async with AsyncExitStack() as stack:
         # Freed last: until the channels are closed, tokens may still arrive.
         freed_last = stack.enter_context(ExitStack())
-        channels = ChannelPool(GrpcTransport(FlowControl()))
+        channels = ChannelPool(GrpcTransport(FlowControl(), GrpcOptions(tls=identity)))
         stack.push_async_callback(channels.close)
         chain = await find_chain(channels, addresses)
         theirs = chain.fingerprint.model_artifact_digest
         if theirs != digest:
             raise FingerprintMismatchError(
-                f"the nodes hold another model than {model.path}: {theirs} there, {digest} here",
+                f"the nodes hold another model than {model.address}: {theirs} there, {digest} here",
                 here=digest,
                 there=theirs,
             )
         vocabulary = freed_last.enter_context(Vocabulary.load(model.path))
+        grammars = freed_last.enter_context(closing(LlamaGrammars(model.path)))
         agreed = await _with_boundary(chain, boundary, channels, model)
-        yield ChainModel(name or model.name, vocabulary, agreed, channels, tracer, speculation)
+        yield ChainModel(
+            name or model.name, vocabulary, agreed, channels, tracer, speculation, grammars
+        )
 
 
 def _check_file(path: Path) -> None:

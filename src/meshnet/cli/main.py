@@ -8,23 +8,19 @@ from typing import Annotated
 
 import typer
 
-from meshnet.cli import inspect, node, plan, run, serve
+from meshnet.cli.commands import LazyCommands, add_commands
 from meshnet.cli.runtime import exit_with
 from meshnet.domain.errors import MeshnetError
 
 app = typer.Typer(
     name="meshnet",
+    cls=LazyCommands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Run a GGUF language model over several machines, each holding a range of its layers.",
 )
-app.command("run")(run.run)
-app.command("serve")(serve.serve)
-app.command("node")(node.node)
-app.command("inspect")(inspect.inspect)
-app.command("plan")(plan.plan)
-app.command("slice")(inspect.slice_model)
+add_commands(app)
 
 
 @app.callback()

@@ -32,7 +32,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def node(
-    model: Annotated[str, typer.Option("--model", "-m", help="Path of a GGUF file, or `demo`.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Path or address of a GGUF file, or `demo`.")
+    ],
     layers: Annotated[str, typer.Option("--layers", "-l", help="A:B, half-open.")],
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT.")] = "127.0.0.1:7000",
     next_node: Annotated[
@@ -52,6 +54,7 @@ def node(
     allow_unverified: opt.AllowUnverified = False,
     max_gap_ms: opt.MaxGap = 0.0,
     no_prefix_cache: opt.NoPrefixCache = False,
+    cache_size: opt.CacheSize = None,
     otlp: opt.Otlp = None,
     trace_tokens: opt.TraceTokens = False,
     metrics: Annotated[
@@ -88,7 +91,7 @@ def node(
         prefix_cache=not no_prefix_cache,
     )
 
-    settings = Settings.from_environment()
+    settings = Settings.from_environment(cache_size)
     traces = trace_config(otlp, settings.otlp, tokens=trace_tokens)
     with metrics_listener(metrics) as listener:
         with interruptible():

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.generation import Speculation
@@ -20,6 +21,7 @@ from meshnet.domain.tensors import DType
 from meshnet.engine.base import EngineLimits
 from meshnet.node.schedule import Pace
 
+_SIZE = TypeAdapter(ByteSize)
 _MOST_SESSIONS = 256
 """libllama keeps no more sequences apart."""
 
@@ -48,7 +50,16 @@ class Boundary(StrEnum):
 Model = Annotated[
     str,
     typer.Argument(
-        help="Path of a GGUF file, or `demo` (SmolLM2-135M-Instruct, 98 MB, fetched once)."
+        help="Path of a GGUF file, its address (https://... or hf://ORG/REPOSITORY/FILE.gguf), or "
+        "`demo` (SmolLM2-135M-Instruct, 98 MB, fetched once)."
+    ),
+]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...",
+        help="One or several, each the path of a GGUF file, its address (https://... or "
+        "hf://ORG/REPOSITORY/FILE.gguf), or `demo`.",
     ),
 ]
 Nodes = Annotated[int, typer.Option("--nodes", "-n", min=1, help="Node processes on this machine.")]
@@ -152,6 +163,26 @@ Otlp = Annotated[
 TraceTokens = Annotated[
     bool, typer.Option("--trace-tokens", help="Trace every token's step, not only the sums.")
 ]
+MachineName = Annotated[
+    str | None,
+    typer.Option("--name", help="What to call this machine; default: its host name."),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Lend this much memory at most, such as 12GiB."),
+]
+LentHours = Annotated[
+    str,
+    typer.Option("--hours", metavar="HH:MM-HH:MM", help="Lend the machine at these hours, in UTC."),
+]
+CacheSize = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-size",
+        metavar="SIZE",
+        help="Keep slices of this size in all at most, such as 200GiB; or set MESHNET_CACHE_SIZE.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 _OF_STARTED_NODES = frozenset(
@@ -169,6 +200,7 @@ _OF_STARTED_NODES = frozenset(
         "no_mmap",
         "max_gap_ms",
         "no_prefix_cache",
+        "cache_size",
     }
 )
 """Parameters of commands that start nodes, and that nodes which already run know nothing of."""
@@ -252,6 +284,14 @@ def require_fitting_chain(context: typer.Context, chain: str | None) -> None:
 def parse_chain(text: str) -> tuple[Address, ...]:
     """Read ``HOST:PORT,HOST:PORT,...``."""
     return tuple(parse_address("chain", part) for part in text.split(","))
+
+
+def parse_size(field: str, text: str) -> int:
+    """Read a size such as ``12GiB``, in bytes; raises :class:`InvalidArgumentError`."""
+    try:
+        return int(_SIZE.validate_python(text.strip()))
+    except ValidationError:
+        raise InvalidArgumentError(field, f"{text.strip()!r} is no size, such as 16GiB") from None
 
 
 def parse_address(field: str, text: str) -> Address:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from meshnet.cli import options as opt
 from meshnet.cli.local import context_within, find_model
@@ -19,7 +18,6 @@ from meshnet.model.gguf import read_index
 from meshnet.tracker.forecast import Forecast, Link, forecast, shape_of, smallest_addition
 from meshnet.tracker.placement import Demand, Machine, ModelShape, Objective
 
-_SIZE = TypeAdapter(ByteSize)
 _MACHINE = re.compile(r"(?P<name>[^:]+):(?P<memory>[^:]+):(?P<speed>[^:*]+)(\*(?P<count>\d+))?")
 _MOST_MACHINES = 10_000
 
@@ -52,6 +50,8 @@ def plan(
     Examples:
 
       meshnet plan model.gguf -m laptop:12GiB:40GB/s -m desktop:28GiB:60GB/s
+
+      meshnet plan hf://org/repository/model.gguf -m laptop:12GiB:40GB/s*3
 
       meshnet plan model.gguf -m pi:6GiB:12GB/s*4 --link 100Mbit/s,1ms --ctx 2048 --json
     """
@@ -91,7 +91,7 @@ def parse_machine(text: str) -> list[Machine]:
     if not 1 <= count <= _MOST_MACHINES:
         raise InvalidArgumentError("machine", f"{text!r}: give 1 to {_MOST_MACHINES} of it")
     one = Machine(
-        match["name"], _bytes("machine", match["memory"]), _rate("machine", match["speed"])
+        match["name"], opt.parse_size("machine", match["memory"]), _rate("machine", match["speed"])
     )
     return [one] * count
 
@@ -116,14 +116,7 @@ def _rate(field: str, text: str) -> float:
     number, slash, per = text.strip().rpartition("/")
     if not slash or per != "s":
         raise InvalidArgumentError(field, f"{text.strip()!r} is no speed, such as 40GB/s")
-    return float(_bytes(field, number))
-
-
-def _bytes(field: str, text: str) -> int:
-    try:
-        return int(_SIZE.validate_python(text.strip()))
-    except ValidationError:
-        raise InvalidArgumentError(field, f"{text.strip()!r} is no size, such as 16GiB") from None
+    return float(opt.parse_size(field, number))
 
 
 def _with_advice(

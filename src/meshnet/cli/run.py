@@ -85,6 +85,7 @@ def run(
     boundary: opt.BoundaryOption = opt.Boundary.FLOAT32,
     allow_unverified: opt.AllowUnverified = False,
     speculation: opt.SpeculationOption = Speculation.AUTO,
+    cache_size: opt.CacheSize = None,
     otlp: opt.Otlp = None,
     trace_tokens: opt.TraceTokens = False,
 ) -> None:
@@ -121,7 +122,7 @@ def run(
         mmap=not no_mmap,
     )
 
-    settings = Settings.from_environment()
+    settings = Settings.from_environment(cache_size)
     traces = trace_config(otlp, settings.otlp, tokens=trace_tokens)
     with interruptible():
         found = find_model(model, settings)

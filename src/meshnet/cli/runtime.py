@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import uvloop
 
@@ -44,6 +44,17 @@ def run_async(work: Coroutine[object, object, None]) -> None:
             runner.run(guarded())
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(EXIT_INTERRUPTED)
+
+
+@asynccontextmanager
+async def alongside(work: Coroutine[object, object, None], name: str) -> AsyncIterator[None]:
+    """Run ``work`` beside the block and end it with the block; if it fails, the block ends too."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work, name=name)
+        try:
+            yield
+        finally:
+            task.cancel()
 
 
 def exit_with(error: BaseException) -> None:

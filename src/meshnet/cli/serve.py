@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
+from fastapi import FastAPI
 
+from meshnet.cli import access
 from meshnet.cli import options as opt
+from meshnet.cli.dashboard import chain_machines
 from meshnet.cli.local import (
     find_model,
     kept_nodes,
@@ -25,13 +28,11 @@ from meshnet.cli.settings import Settings, default_threads
 from meshnet.cli.telemetry import node_reader
 from meshnet.cli.tracing import trace_config, tracer_for
 from meshnet.domain.generation import Speculation
-from meshnet.domain.tracing import Tracer
 from meshnet.gateway.app import create_app
-from meshnet.gateway.config import GatewayConfig
 from meshnet.gateway.metrics import GatewayFigures
+from meshnet.gateway.openai import own_names
 from meshnet.gateway.server import open_listener, serve_on
 from meshnet.node.keeper import NodeKeeper
-from meshnet.session.generate import ChainModel
 
 
 def serve(
@@ -42,21 +43,12 @@ def serve(
     chain: opt.ChainOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(help="Key that clients must send; or set MESHNET_API_KEY.")
-    ] = None,
-    open_access: Annotated[
-        bool, typer.Option("--open-access", help="Listen beyond this machine without a key.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            metavar="NAME",
-            help="Also answer to this name in the Host header, such as a reverse proxy's; may be "
-            "repeated.",
-        ),
-    ] = None,
+    api_key: access.ApiKeyOption = None,
+    keys: access.Keys = None,
+    open_access: access.OpenAccess = False,
+    allow_host: access.AllowHost = None,
+    queue: access.Queue = access.DEFAULT_QUEUE,
+    alias: access.Alias = None,
     name: Annotated[
         str | None, typer.Option("--name", help="The model's name for clients.")
     ] = None,
@@ -74,6 +66,7 @@ def serve(
     speculation: opt.SpeculationOption = Speculation.AUTO,
     max_gap_ms: opt.MaxGap = 0.0,
     no_prefix_cache: opt.NoPrefixCache = False,
+    cache_size: opt.CacheSize = None,
     otlp: opt.Otlp = None,
     trace_tokens: opt.TraceTokens = False,
 ) -> None:
@@ -88,13 +81,10 @@ def serve(
     then: curl http://127.0.0.1:8000/v1/models
     """
     opt.require_fitting_chain(context, chain)
-    settings = Settings.from_environment()
+    settings = Settings.from_environment(cache_size)
     traces = trace_config(otlp, settings.otlp, tokens=trace_tokens)
-    config = GatewayConfig(
-        host=host,
-        api_key=api_key or settings.api_key,
-        open_access=open_access,
-        allowed_hosts=tuple(allow_host or ()),
+    allowed = access.AccessOptions(
+        host, api_key, open_access, allow_host or (), keys, queue, alias or ()
     )
     options = opt.NodeOptions(
         nodes,
@@ -114,8 +104,13 @@ def serve(
     )
 
     # First of all: a port that is in use is known before a model is cut and loaded.
-    with interruptible(), open_listener(host, port) as listener:
+    with (
+        interruptible(),
+        access.gateway_access(allowed, settings) as (config, callers),
+        open_listener(host, port) as listener,
+    ):
         found = find_model(model, settings)
+        own_names([name or found.name], config.aliases)
         digest = model_digest(found, settings)
         configs = [] if chain is not None else local_configs(found, settings, options)
         configs = [replace(each, traces=traces) for each in configs]
@@ -134,20 +129,15 @@ def serve(
                     served_model(found, addresses, digest, name, tracer, boundary, speculation)
                 )
                 figures = GatewayFigures(node_reader(keepers))
-                await _serve_until_cancelled(served, config, listener, figures, tracer)
+                machines = chain_machines(served, keepers, found, options)
+                app = create_app([served], config, figures, tracer, machines, callers)
+                await serve_until_cancelled(app, listener)
 
         run_async(work())
 
 
-async def _serve_until_cancelled(
-    model: ChainModel,
-    config: GatewayConfig,
-    listener: socket.socket,
-    figures: GatewayFigures,
-    tracer: Tracer,
-) -> None:
+async def serve_until_cancelled(app: FastAPI, listener: socket.socket) -> None:
     """Serve; on Ctrl-C end the answers that are under way in good order."""
-    app = create_app([model], config, figures, tracer)
     stop = asyncio.Event()
     serving = asyncio.create_task(serve_on(app, listener, on_ready=_announce, stop=stop))
     try:
@@ -159,4 +149,4 @@ async def _serve_until_cancelled(
 
 
 def _announce(url: str) -> None:
-    print_line(f"serving at {url}/v1 (Ctrl-C ends it)")
+    print_line(f"serving at {url}/v1, dashboard at {url}/dashboard (Ctrl-C ends it)")

@@ -42,10 +42,15 @@ def node_reader(keepers: Sequence[NodeKeeper]) -> Callable[[], Awaitable[list[Sa
     """What reads the samples of the nodes of this command; a node that is down is one of them."""
 
     async def read() -> list[Sample]:
-        readings = await asyncio.gather(*map(_read, keepers))
+        readings = await node_readings(keepers)
         return [sample for reading in readings for sample in node_samples(reading)]
 
     return read
+
+
+async def node_readings(keepers: Sequence[NodeKeeper]) -> Sequence[NodeReading]:
+    """The figures of the nodes of this command; one that is down has none."""
+    return await asyncio.gather(*map(_read, keepers))
 
 
 async def _read(keeper: NodeKeeper) -> NodeReading:

@@ -8,14 +8,30 @@ import pytest
 from typer.testing import CliRunner
 
 from meshnet.cli import local
-from meshnet.cli.local import LocalModel, served_model, split
+from meshnet.cli.local import (
+    LocalModel,
+    find_model,
+    model_digest,
+    served_model,
+    split,
+    whole_model,
+)
 from meshnet.cli.main import app
 from meshnet.cli.options import NodeOptions, Optimise
-from meshnet.domain.errors import FingerprintMismatchError, ModelFileError
+from meshnet.cli.settings import Settings
+from meshnet.domain.errors import (
+    FingerprintMismatchError,
+    InvalidArgumentError,
+    ModelFileError,
+)
 from meshnet.domain.ids import Address, Digest
 from meshnet.domain.layers import LayerRange
+from meshnet.engine.llamacpp.vocabulary import Vocabulary
+from meshnet.model.cache import SliceCache
+from meshnet.model.gguf import read_index
 from tests.support.gguf_values import vocabulary_keys
 from tests.support.mesh import Setup, mesh
+from tests.support.range_server import range_server
 from tests.support.tiny_gguf import TinyModel, build
 
 DIGEST = Digest("sha256:" + "1" * 64)
@@ -84,3 +100,89 @@ def test_a_plan_cuts_anywhere_if_nothing_else_fits(uneven: LocalModel):
     made = CliRunner().invoke(app, asked)
     assert made.exit_code == 0, made
     assert len(json.loads(made.stdout)["stages"]) == 6
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MESHNET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_address_is_looked_at_and_planned_for_by_its_header_alone(
+    parts: int, tmp_path: Path, cache: Path
+):
+    path = build(tmp_path / "wide.gguf", TinyModel(embedding=256), parts=parts)
+    machines = ("-m", "a:900GiB:40GB/s*2", "--ctx", "64", "--json")
+    with range_server(tmp_path) as server:
+        url = server.url(path.name)
+        looked = CliRunner().invoke(app, ("inspect", url, "--json", "--ctx", "64"))
+        planned = CliRunner().invoke(app, ("plan", url, *machines))
+    assert (looked.exit_code, planned.exit_code) == (0, 0), (looked, planned)
+    here = CliRunner().invoke(app, ("inspect", str(path), "--json", "--ctx", "64"))
+    drop = ("path", "memory")
+    seen, same = (
+        {key: value for key, value in json.loads(each.stdout).items() if key not in drop}
+        for each in (looked, here)
+    )
+    assert seen == same
+    assert json.loads(looked.stdout)["path"] == url
+    assert planned.stdout == CliRunner().invoke(app, ("plan", str(path), *machines)).stdout
+    assert server.sent <= parts * (64 << 10) + 1
+
+
+def test_layers_of_an_address_are_written_as_those_of_the_file(tmp_path: Path, cache: Path):
+    path = build(tmp_path / "wide.gguf", TinyModel(embedding=256))
+    with range_server(tmp_path) as server:
+        asked = ("slice", server.url(path.name), "1:3", "-o", str(tmp_path / "theirs.gguf"))
+        written = CliRunner().invoke(app, asked)
+    assert written.exit_code == 0, written
+    CliRunner().invoke(app, ("slice", str(path), "1:3", "-o", str(tmp_path / "ours.gguf")))
+    theirs, ours = (read_index(tmp_path / name) for name in ("theirs.gguf", "ours.gguf"))
+    assert theirs.tensors == ours.tensors
+    start = min(tensor.offset for tensor in ours.tensors.values())
+    assert theirs.path.read_bytes()[start:] == ours.path.read_bytes()[start:]
+
+
+def test_a_models_headers_are_never_taken_for_the_model(tmp_path: Path, cache: Path):
+    path = build(tmp_path / "model.gguf")
+    with range_server(tmp_path) as server:
+        CliRunner().invoke(app, ("inspect", server.url(path.name)))
+    (head,) = cache.rglob("model.gguf")
+    with pytest.raises(InvalidArgumentError, match="has no weights"):
+        SliceCache(cache).ensure(head, LayerRange(0, 2))
+
+
+def test_the_whole_of_an_address_is_fetched_once(tmp_path: Path, cache: Path):
+    path = build(tmp_path / "split.gguf", parts=2)
+    settings = Settings.from_environment()
+    with range_server(tmp_path) as server:
+        found = find_model(server.url(path.name), settings)
+        whole = whole_model(found, settings)
+        sent = server.sent
+        assert whole_model(found, settings) == whole
+    assert server.sent == sent
+    assert whole.remote is None
+    assert model_digest(whole, settings) == SliceCache(cache).digest(path)
+
+
+def test_the_caches_size_is_what_the_option_says_or_else_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("MESHNET_CACHE_SIZE", "2GiB")
+    assert Settings.from_environment().cache_limit == 2 << 30
+    assert Settings.from_environment("3GiB").cache_limit == 3 << 30
+    with pytest.raises(InvalidArgumentError, match="cache-size"):
+        Settings.from_environment("much")
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_address_gives_the_vocabulary_by_its_headers_alone(
+    parts: int, tmp_path: Path, cache: Path
+):
+    path = build(tmp_path / "m.gguf", parts=parts)
+    with range_server(tmp_path) as server:
+        found = find_model(server.url(path.name), Settings.from_environment())
+    with Vocabulary.load(found.path) as theirs, Vocabulary.load(path) as ours:
+        asked = {"add_special": True, "parse_special": True}
+        assert theirs.tokenize("hello there", **asked) == ours.tokenize("hello there", **asked)

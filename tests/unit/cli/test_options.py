@@ -13,6 +13,7 @@ OF_NODES = (
     *("--nodes=3", "--optimise=latency", "--threads=1", "--ctx=4096", "--gpu-layers=0"),
     *("--flash-attn", "--cache-type-k=f16", "--cache-type-v=f16", "--mlock", "--no-mmap"),
 )
+OF_CACHES = ("--cache-size=1GiB",)
 OF_SERVED_NODES = ("--sessions=8", "--max-gap-ms=0", "--no-prefix-cache")
 
 
@@ -31,8 +32,8 @@ def refusal(*arguments: str) -> InvalidArgumentError:
 
 @pytest.mark.parametrize(
     ("command", "option"),
-    [("run", option) for option in OF_NODES]
-    + [("serve", option) for option in (*OF_NODES, *OF_SERVED_NODES)],
+    [("run", option) for option in (*OF_NODES, *OF_CACHES)]
+    + [("serve", option) for option in (*OF_NODES, *OF_SERVED_NODES, *OF_CACHES)],
 )
 def test_each_option_of_nodes_is_refused_with_a_chain_even_at_its_default(command, option):
     error = refusal(command, "model.gguf", "--chain", "127.0.0.1:1", option)

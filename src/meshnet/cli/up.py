@@ -1,0 +1,328 @@
+"""``meshnet up``: a cluster's first machine, with its tracker and the API over all machines."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from meshnet.cli import access
+from meshnet.cli import options as opt
+from meshnet.cli.cluster import Membership, StateFolder, machine_name, own_address
+from meshnet.cli.local import (
+    LocalModel,
+    context_within,
+    find_model,
+    slice_cache,
+    whole_model,
+)
+from meshnet.cli.machine import Lent, MachineAgent
+from meshnet.cli.output import print_error, print_line, print_note, progress_bars
+from meshnet.cli.relaying import relay_listener, relay_running
+from meshnet.cli.runtime import alongside, interruptible, run_async
+from meshnet.cli.serve import serve_until_cancelled
+from meshnet.cli.settings import Settings, default_threads
+from meshnet.cli.slices import LocalSlices
+from meshnet.cli.speed import calibrate
+from meshnet.cli.tracking import OfferedModel, RunningTracker, ServiceRoutes, tracker_running
+from meshnet.domain.errors import InvalidArgumentError, MeshnetError
+from meshnet.domain.ids import Address, Digest
+from meshnet.domain.nodes import FlowControl
+from meshnet.engine.llamacpp.grammars import LlamaGrammars
+from meshnet.engine.llamacpp.vocabulary import Vocabulary
+from meshnet.gateway.access import Access
+from meshnet.gateway.app import create_app
+from meshnet.gateway.clustermachines import ClusterMachines
+from meshnet.gateway.config import GatewayConfig, is_loopback
+from meshnet.gateway.openai import own_names
+from meshnet.gateway.server import open_listener
+from meshnet.model.check import check_index
+from meshnet.model.description import describe
+from meshnet.model.gguf import read_index
+from meshnet.session.generate import ChainModel
+from meshnet.session.routed import RoutedChains
+from meshnet.tracker import messages as msg
+from meshnet.tracker.client import TrackerClient
+from meshnet.tracker.events import ModelOffered
+from meshnet.tracker.forecast import shape_of
+from meshnet.tracker.placement import Demand, Objective
+from meshnet.transport.address import format_address, parse_address
+from meshnet.transport.certificates import Role
+from meshnet.transport.channel import ChannelPool
+from meshnet.transport.options import GrpcOptions
+from meshnet.transport.seam_client import GrpcTransport
+
+DEFAULT_LISTEN = "0.0.0.0:7700"
+ANYWHERE = ("0.0.0.0", "::")
+SOMEWHERE_ELSE = "192.0.2.1:9"
+"""An address that is nobody's (RFC 5737); asked only which way a packet would go."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Up:
+    """What the command was asked for."""
+
+    offered: tuple[OfferedModel, ...]
+    store: str | None
+    """Where the tracker writes down what it must not forget; None: in the state folder."""
+    membership: Membership
+    tracker: Address
+    """Where this machine's own agent reaches the tracker."""
+    lent: Lent | None
+    """None: this machine holds no layers itself."""
+    gateway: GatewayConfig
+    access: Access
+
+
+def up(
+    models: opt.Models,
+    host: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535)] = 8000,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT at which other machines reach the tracker.")
+    ] = DEFAULT_LISTEN,
+    address: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT that the join line names, where --listen isn't it."),
+    ] = None,
+    relay: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT for machines that others can't reach; default: the port after "
+            "--listen's."
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|URL",
+            help="Database of the cluster's events, a SQLite file or a postgresql:// URL; default: "
+            "in the state folder.",
+        ),
+    ] = None,
+    name: opt.MachineName = None,
+    cluster: Annotated[str, typer.Option(help="What to call the cluster.")] = "meshnet",
+    memory: opt.Memory = None,
+    hours: opt.LentHours = "",
+    no_node: Annotated[
+        bool, typer.Option("--no-node", help="Hold no layers here: only tracker and API.")
+    ] = False,
+    api_key: access.ApiKeyOption = None,
+    keys: access.Keys = None,
+    open_access: access.OpenAccess = False,
+    allow_host: access.AllowHost = None,
+    queue: access.Queue = access.DEFAULT_QUEUE,
+    alias: access.Alias = None,
+    optimise: opt.OptimiseOption = opt.Optimise.LATENCY,
+    threads: opt.Threads = None,
+    ctx: opt.Context = 4096,
+    sessions: opt.Sessions = 8,
+    gpu_layers: opt.GpuLayers = 0,
+    flash_attn: opt.FlashAttention = False,
+    cache_type_k: opt.CacheTypeK = "f16",
+    cache_type_v: opt.CacheTypeV = "f16",
+    mlock: opt.Mlock = False,
+    no_mmap: opt.NoMmap = False,
+    allow_unverified: opt.AllowUnverified = False,
+    cache_size: opt.CacheSize = None,
+) -> None:
+    """Begin a cluster that serves MODEL..., and print the line with which others join it.
+
+    Started again, it goes on with the machines that it had, and serves the models that it is given
+    then.
+
+    Example:
+
+      meshnet up model.gguf
+
+    then, on every other machine, the line that it prints: meshnet join mesh1_...
+    """
+    settings = Settings.from_environment(cache_size)
+    options = opt.NodeOptions(
+        1,
+        threads or default_threads(1),
+        ctx,
+        sessions,
+        gpu_layers,
+        flash_attn,
+        allow_unverified,
+        optimise,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        mlock=mlock,
+        mmap=not no_mmap,
+    )
+    allowed = access.AccessOptions(
+        host, api_key, open_access, allow_host or (), keys, queue, alias or ()
+    )
+    limit = None if memory is None else opt.parse_size("memory", memory)
+    with (
+        interruptible(),
+        access.gateway_access(allowed, settings) as (config, callers),
+        open_listener(host, port) as api,
+        _tracker_listener(listen) as tracker,
+        relay_listener(relay, tracker) as relaying,
+    ):
+        places = _Places.of(listen, tracker.getsockname()[1], address)
+        asked = _Up(
+            _offers(models, settings, options),
+            store,
+            Membership(tracker=places.reached, cluster=cluster, name=machine_name(name)),
+            places.near,
+            None if no_node else Lent(places.host, options, limit, hours),
+            config,
+            callers,
+        )
+        own_names([it.event.name for it in asked.offered], config.aliases)
+        run_async(_run(asked, settings, _Sockets(api, tracker, relaying)))
+
+
+@contextmanager
+def _tracker_listener(listen: str) -> Iterator[socket.socket]:
+    host, port = parse_address(listen, "listen")
+    try:
+        listener = open_listener(host, port)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError("listen", error.message) from error
+    with listener:
+        yield listener
+
+
+@dataclass(frozen=True, slots=True)
+class _Sockets:
+    """What the command listens on."""
+
+    api: socket.socket
+    tracker: socket.socket
+    relay: socket.socket
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where this machine is, for whom."""
+
+    reached: Address
+    """The tracker, for other machines."""
+    near: Address
+    """The tracker, for this machine's own agent."""
+    host: str
+    """This machine's worker."""
+
+    @staticmethod
+    def of(listen: str, port: int, stated: str | None) -> _Places:
+        host, _ = parse_address(listen, "listen")
+        if host in ANYWHERE:
+            reachable, near = _way_out(), "::1" if host == "::" else "127.0.0.1"
+        else:
+            reachable = near = host
+        reached = opt.parse_address("address", stated or format_address(reachable, port))
+        return _Places(reached, Address(format_address(near, port)), reachable)
+
+
+def _offers(
+    models: Sequence[str], settings: Settings, options: opt.NodeOptions
+) -> tuple[OfferedModel, ...]:
+    offered: dict[Digest, OfferedModel] = {}
+    for model in models:
+        offer = _offer(whole_model(find_model(model, settings), settings), settings, options)
+        if offer.event.digest in offered:
+            raise InvalidArgumentError("model", f"{model} was given already; give each model once")
+        offered[offer.event.digest] = offer
+    return tuple(offered.values())
+
+
+def _offer(model: LocalModel, settings: Settings, options: opt.NodeOptions) -> OfferedModel:
+    """Read the model's header, and hash the file unless it was hashed before."""
+    index = read_index(model.path)
+    info = describe(index)
+    check_index(index, allow_unverified=options.allow_unverified)
+    with progress_bars() as progress:
+        manifest = slice_cache(settings).manifest(model.path, progress)
+    context = context_within(info, options.context_length)
+    serving = msg.Serving(
+        context_length=context,
+        sessions=options.sessions,
+        cache_type_k=options.cache_type_k,
+        cache_type_v=options.cache_type_v,
+        flash_attention=options.flash_attention,
+        allow_unverified=options.allow_unverified,
+    )
+    event = ModelOffered(
+        manifest.digest,
+        model.name,
+        shape_of(info, allow_unverified=options.allow_unverified),
+        Demand(context, options.sessions, Objective(options.optimise.value)),
+        serving,
+    )
+    parts = tuple(part.path for part in index.parts)
+    return OfferedModel(event, manifest.to_json(), parts)
+
+
+async def _run(asked: _Up, settings: Settings, sockets: _Sockets) -> None:
+    state = StateFolder(settings.state)
+    async with AsyncExitStack() as stack:
+        tracker = await stack.enter_async_context(
+            tracker_running(state, sockets.tracker, asked.membership, asked.offered, asked.store)
+        )
+        await stack.enter_async_context(relay_running(tracker, sockets.relay))
+        print_line(f"other machines join with: {tracker.join_line()}")
+        if is_loopback(parse_address(tracker.address, "address")[0]):
+            print_note("no other machine can reach this address; give one with --listen")
+        served = _served(asked, tracker, stack)
+        if asked.lent is not None:
+            holding = _hold_layers(asked, asked.lent, tracker, settings)
+            await stack.enter_async_context(alongside(holding, "this machine's agent"))
+        machines = ClusterMachines(tracker.service, asked.offered[0].event, tracker.join_line)
+        app = create_app(served, asked.gateway, machines=machines, access=asked.access)
+        await serve_until_cancelled(app, sockets.api)
+
+
+def _served(asked: _Up, tracker: RunningTracker, stack: AsyncExitStack) -> list[ChainModel]:
+    """The models, over whatever chain the tracker names at each request."""
+    tracker.identity(Role.GATEWAY, asked.membership.name)
+    return [_over_chains(it, tracker, stack) for it in asked.offered]
+
+
+def _over_chains(model: OfferedModel, tracker: RunningTracker, stack: AsyncExitStack) -> ChainModel:
+    path, offered = model.parts[0], model.event
+    # Freed last: until the channels are closed, tokens may still arrive.
+    vocabulary = stack.enter_context(Vocabulary.load(path))
+    grammars = stack.enter_context(closing(LlamaGrammars(path)))
+    own = GrpcOptions(tls=tracker.folder(Role.GATEWAY).files)
+    channels = ChannelPool(GrpcTransport(FlowControl(), own))
+    stack.push_async_callback(channels.close)
+    chains = RoutedChains(
+        ServiceRoutes(tracker.service, offered.digest),
+        channels,
+        offered.digest,
+        offered.serving.context_length,
+    )
+    return ChainModel(offered.name, vocabulary, chains, channels, grammars=grammars)
+
+
+async def _hold_layers(asked: _Up, lent: Lent, tracker: RunningTracker, settings: Settings) -> None:
+    """Be a machine of the cluster as well; without it, tracker and API go on."""
+    try:
+        identity = tracker.identity(Role.NODE, asked.membership.name)
+        speed = await calibrate(settings, lent.options.threads)
+        paths = {it.event.digest: it.parts[0] for it in asked.offered}
+        slices = LocalSlices(paths, slice_cache(settings))
+        folder = tracker.state.node()
+        async with TrackerClient(asked.tracker, identity) as client:
+            agent = MachineAgent(client, folder, settings, lent, speed, slices)
+            await agent.run()
+    except MeshnetError as error:
+        print_error(f"this machine holds no layers: {error.message}")
+
+
+def _way_out() -> str:
+    """An address of this machine that others can use."""
+    try:
+        return own_address(SOMEWHERE_ELSE)
+    except InvalidArgumentError:
+        # Without a way out there may still be a local network, but no telling which.
+        return "127.0.0.1"
