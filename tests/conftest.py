@@ -57,7 +57,7 @@ def _left(threads: set[int | None], children: set[int]) -> list[object]:
     new: list[object] = [
         thread
         for thread in threading.enumerate()
-        if thread.ident not in threads and not thread.daemon
+        if thread.ident not in threads and (not thread.daemon or thread.name == "engine")
     ]
     new += [
         child

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from meshnet.gateway.app import create_app
 from meshnet.gateway.config import GatewayConfig
+from meshnet.gateway.machines import Machines
 from meshnet.gateway.server import serve
 from meshnet.session.service import ModelService
 
@@ -15,11 +16,13 @@ LOCAL = GatewayConfig()
 
 
 @asynccontextmanager
-async def live_gateway(*models: ModelService, config: GatewayConfig = LOCAL) -> AsyncIterator[str]:
+async def live_gateway(
+    *models: ModelService, config: GatewayConfig = LOCAL, machines: Machines | None = None
+) -> AsyncIterator[str]:
     """Serve ``models`` and yield the URL; stop at the end, and fail if that takes too long."""
     stop = asyncio.Event()
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    app = create_app(models, config)
+    app = create_app(models, config, machines=machines)
     serving = asyncio.create_task(serve(app, config.host, 0, on_ready=url.set_result, stop=stop))
     try:
         await asyncio.wait((serving, url), timeout=5, return_when=asyncio.FIRST_COMPLETED)

@@ -20,8 +20,10 @@ SESSIONS = 4
 class LlamaMesh(Mesh):
     """Nodes over slices of one file."""
 
-    def __init__(self, model: Path, cache: Path) -> None:
-        super().__init__(Setup(chunk_tokens=CHUNK, engine_sessions=SESSIONS))
+    def __init__(self, model: Path, cache: Path, context_length: int = 256) -> None:
+        super().__init__(
+            Setup(chunk_tokens=CHUNK, engine_sessions=SESSIONS, context_length=context_length)
+        )
         self._model = model
         self._slices = SliceCache(cache)
 
@@ -35,9 +37,11 @@ class LlamaMesh(Mesh):
 
 
 @asynccontextmanager
-async def llama_mesh(model: Path, cache: Path, cuts: Iterable[int]) -> AsyncIterator[LlamaMesh]:
+async def llama_mesh(
+    model: Path, cache: Path, cuts: Iterable[int], context_length: int = 256
+) -> AsyncIterator[LlamaMesh]:
     """Nodes that share the model's layers at ``cuts``; in the end all of them must be idle."""
-    made = LlamaMesh(model, cache)
+    made = LlamaMesh(model, cache, context_length)
     try:
         for start, end in itertools.pairwise([0, *cuts, LAYERS]):
             await made.add(LayerRange(start, end))

@@ -127,6 +127,7 @@ class Mesh:
             limits.context_length,
             self.setup.flow,
             tuple(parts.boundaries.values()),
+            grammars=parts.capabilities.supports_grammar,
         )
         shard = ShardNode(parts, capability, self.setup.chunk_tokens)
         server: GrpcNodeServer | None = None

@@ -9,17 +9,26 @@ from dataclasses import dataclass
 
 from meshnet.domain.errors import ContextLengthError, MeshnetError
 from meshnet.domain.generation import FinishReason, GeneratedToken
-from meshnet.domain.ids import Digest, NodeId
+from meshnet.domain.ids import Address, Digest, NodeId, RouteSessionId
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import LifecycleState
-from meshnet.domain.nodes import Capability, FlowControl, HealthReport
+from meshnet.domain.nodes import Capability, FlowControl, HealthReport, Hop
 from meshnet.domain.recipe import Fingerprint
 from meshnet.domain.sampling import SamplingParams, TokenLogprob
 from meshnet.engine.tokenizer import ByteTokenizer, Tokenizer
-from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+from meshnet.session.service import GenerationSummary, Opened, TextDelta, TextRequest
 
 Node = tuple[Capability, HealthReport]
 READY = HealthReport(LifecycleState.READY)
+OPENED = Opened(
+    RouteSessionId("gen-scripted"),
+    (
+        Hop(NodeId("head"), Address("head:1"), LayerRange(0, 3)),
+        Hop(NodeId("tail"), Address("tail:1"), LayerRange(3, 4)),
+    ),
+    cached_tokens=0,
+)
+"""What every generation says when it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,8 @@ class ScriptedModel:
             scripted_node("tail", LayerRange(2, 4), 4),
         )
         self.node_seconds = 0.0
+        self.grammars: list[str] = []
+        self.grammar_error: MeshnetError | None = None
         self.requests: list[TextRequest] = []
         self.conversations: list[Sequence[Mapping[str, object]]] = []
         self.tools: list[Sequence[Mapping[str, object]] | None] = []
@@ -143,6 +154,11 @@ class ScriptedModel:
     def prompt_from_text(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.tokenize(text, add_special=False, parse_special=False)
 
+    def require_grammar(self, grammar: str) -> None:
+        self.grammars.append(grammar)
+        if self.grammar_error is not None:
+            raise self.grammar_error
+
     async def generate(
         self, request: TextRequest
     ) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
@@ -154,6 +170,8 @@ class ScriptedModel:
             )
         script = self._script if isinstance(self._script, Script) else self._script(request)
         self.running += 1
+        if request.on_open is not None:
+            request.on_open(OPENED)
         try:
             async for event in self._play(script, request):
                 yield event
