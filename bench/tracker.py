@@ -34,6 +34,7 @@ from bench.report import (
     progress,
 )
 from meshnet.domain.ids import Digest, NodeId
+from meshnet.tracker.clocks import Clocks
 from meshnet.tracker.events import (
     Event,
     ModelOffered,
@@ -191,7 +192,7 @@ def cluster_rows(count: int, seconds: int) -> Iterator[tuple[Cell, ...]]:
         before = process.memory_info().rss
         store = open_store(str(Path(folder) / "tracker.db"))
         store.append(list(beginnings(resources)))
-        service = TrackerService(store, Authority.create("bench"), clock)
+        service = TrackerService(store, Authority.create("bench"), Clocks(clock, clock))
         machines = Machines(service, resources)
         for node in resources:
             service.heartbeat(node, HeartbeatRequest.model_validate_json(machines.beat(node)))

@@ -210,13 +210,15 @@ class Observed:
         record = self._records.get(node_id)
         return record is not None and now < record.avoid_until
 
-    def is_ready(self, node_id: NodeId, digest: Digest, layers: LayerRange, now: float) -> bool:
-        """Whether a live node serves just these layers."""
+    def recipe_of(
+        self, node_id: NodeId, digest: Digest, layers: LayerRange, now: float
+    ) -> str | None:
+        """The recipe by which a live node serves just these layers; None if it doesn't."""
         record = self._records.get(node_id)
         if record is None or record.place is None or not self.is_live(node_id, now):
-            return False
-        (serves, _), held = record.place
-        return serves == digest and held == layers
+            return None
+        (serves, recipe), held = record.place
+        return recipe if serves == digest and held == layers else None
 
     def link_seconds(self, sender: NodeId, receiver: NodeId) -> float:
         """One way from a node to another, taken to be half of both round trips to here."""

@@ -3,22 +3,26 @@
 The rules, in order:
 
 1. A node keeps its layers as long as it is there and has room for them.
-2. Layers that nobody holds go to one machine that has room for just them; else to several; else the
-   model is placed anew. Machines that hold nothing are taken first, then those whose layers others
-   hold too. A model is also placed anew where that is better by :data:`WORTH_MOVING`.
-3. Of two models the larger one is looked after first. If one can't be placed on what the others
-   don't need, all are packed anew, each on as few of the largest machines as it takes.
+2. Layers that nobody holds, or only nodes that are to leave, go to one machine that has room for
+   just them; else to several. Machines that hold nothing are taken first, then those whose layers
+   others are ready with too. If it takes another one's, somebody gets ready in its place before.
+   Only where nobody holds layers any more is the model placed anew, whoever serves.
+3. Of two models the larger one is looked after first. If one that nobody holds can't be placed on
+   what the others don't need, all are packed anew, each on as few of the largest machines as it
+   takes.
 4. Machines that are left hold what others hold too, where that helps most.
 5. If a machine has room for nothing that is held, the model is placed anew with it, where that is
-   better by :data:`WORTH_MOVING`.
+   better by :data:`WORTH_MOVING` and takes nothing from a machine that serves alone.
 
 A node that is drained, or whose owner wants it back soon, keeps its layers until others are ready
-with all of the model's. One that is silent keeps them until others are told to hold them.
+with all of the model's, and can be reached. One that is silent keeps them until others are told to
+hold them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,16 +33,18 @@ from meshnet.tracker.chains import (
     Seats,
     Task,
     best_chain,
+    gaps,
     is_complete,
     quickest,
     seconds_of,
 )
 from meshnet.tracker.events import Event, NodeForgotten, Placed, Resources, Seat, TokenRevoked
-from meshnet.tracker.mending import mended, on_the_fewest, placed_anew, placed_ideally
+from meshnet.tracker.mending import MOST_GAPS, mended, on_the_fewest, placed_anew, placed_ideally
 from meshnet.tracker.observed import Observed
 from meshnet.tracker.placement import Machine
 from meshnet.tracker.replicas import replicas
-from meshnet.tracker.state import ClusterState, Member, apply_all, seats_of
+from meshnet.tracker.serving import Serving
+from meshnet.tracker.state import ClusterState, apply_all, seats_of
 
 WORTH_MOVING: Final = 1.25
 """Machines that hold layers load others only where a token then takes so much less time."""
@@ -47,16 +53,23 @@ _LARGE = 1 << 30
 _GRAIN = 64 << 20
 
 
-def plan(state: ClusterState, observed: Observed, now: float, unix: float) -> tuple[Event, ...]:
+def plan(
+    state: ClusterState,
+    observed: Observed,
+    now: float,
+    unix: float,
+    unreachable: Collection[NodeId] = (),
+) -> tuple[Event, ...]:
     """The events that should happen now; none where all is well.
 
     ``now`` is that of ``observed``; ``unix`` decides owners' hours and how long tokens are good.
+    No chain goes over ``unreachable`` nodes, ready or not.
     Applying them and planning again gives nothing new. May take a second where hundreds of machines
     that differ have to be placed, so callers on an event loop use a thread.
     """
     over = _overdue(state, observed, now, unix)
     state = apply_all(state, over)
-    board = _Board(state, observed, now, unix)
+    board = _Board(Draft(state, observed, now, unix, frozenset(unreachable)))
     board.settle()
     return (*over, *board.changes())
 
@@ -71,10 +84,12 @@ class Draft:
     now: float
     unix: float
     """The same moment by the wall clock."""
+    unreachable: frozenset[NodeId] = frozenset()
+    """Nodes that no chain can use, though they may be ready: see :mod:`meshnet.tracker.reach`."""
 
     def events(self) -> tuple[Event, ...]:
         """What is to be changed; may take a second where there are many machines."""
-        return plan(self.state, self.observed, self.now, self.unix)
+        return plan(self.state, self.observed, self.now, self.unix, self.unreachable)
 
 
 def _overdue(state: ClusterState, observed: Observed, now: float, unix: float) -> list[Event]:
@@ -93,13 +108,19 @@ def _overdue(state: ClusterState, observed: Observed, now: float, unix: float) -
 class _Board:
     """The cluster while it is planned: seats of the machines that may be used."""
 
-    def __init__(self, state: ClusterState, observed: Observed, now: float, unix: float) -> None:
-        self._state, self._observed, self._now, self._unix = state, observed, now, unix
-        self._machines: Machines = {
+    def __init__(self, draft: Draft) -> None:
+        self._state, self._observed = draft.state, draft.observed
+        self._now, self._unix, self._unreachable = draft.now, draft.unix, draft.unreachable
+        state = draft.state
+        self._lent: Machines = {
             node: machine_of(member.resources)
             for node, member in sorted(state.members.items())
-            if member.resources is not None and self._is_usable(node, member)
+            if member.resources is not None
         }
+        self._machines: Machines = {
+            node: machine for node, machine in self._lent.items() if self._is_usable(node)
+        }
+        """Those that may be used."""
         tasks = (Task.of(key, offer.shape, offer.demand) for key, offer in state.models.items())
         self._tasks = sorted(tasks, key=lambda task: (-sum(task.shape.layer_bytes), task.digest))
         self._before = {task.digest: seats_of(state, task.digest) for task in self._tasks}
@@ -111,6 +132,9 @@ class _Board:
             }
             for task in self._tasks
         }
+        self._kept = {digest: dict(seats) for digest, seats in self._seats.items()}
+        """Those of the seats before that nothing forces to be given up."""
+        self._serving: dict[Digest, Serving] = {}
         self._recut: set[Digest] = set()
         """Models whose layers aren't held by the same machines any more."""
 
@@ -119,7 +143,7 @@ class _Board:
         for task in self._tasks:
             if not self._holds(task):
                 self._restore(task)
-        if len(self._tasks) > 1 and not all(map(self._holds, self._tasks)):
+        if len(self._tasks) > 1 and not all(map(self._is_held, self._tasks)):
             self._repack()
         for _ in range(_ROUNDS):
             whole = [task for task in self._tasks if self._holds(task)]
@@ -142,21 +166,48 @@ class _Board:
         return placed
 
     def _restore(self, task: Task) -> None:
-        """Bring a model's layers onto machines again, some of which nobody holds."""
+        """Bring layers onto machines that nobody holds, or only nodes that are to leave."""
         seats, spare = self._seats[task.digest], self._spare()
-        free = [*spare, *self._surplus()]
-        more = mended(task, seats, spare, self._machines, self._observed)
-        if more is None:
+        unneeded = [*spare, *self._unneeded()]
+        for free in (spare, unneeded, [*spare, *self._movable()]):
             more = mended(task, seats, free, self._machines, self._observed)
-        anew = self._anew(task, [*free, *seats])
-        if more is None:
-            if anew is not None:
-                self._give(task, anew)
+            if more is not None and self._move(task, {**seats, **more}):
+                return
+        anew = self._anew(task, unneeded)
+        if anew is not None and self._move(task, {**seats, **anew}):
             return
-        kept = {**seats, **more}
-        if anew is not None and self._is_worth(task, kept, anew):
-            kept = anew
-        self._give(task, kept)
+        if self._is_held(task):
+            self._make_way(task)
+            return
+        anew = self._anew(task, [*unneeded, *seats])
+        if anew is not None:
+            self._move(task, anew, is_forced=True)
+
+    def _make_way(self, task: Task) -> None:
+        """Let a machine hold what another one does, so that this can take what is missing.
+
+        That one is moved once the other is ready.
+        """
+        seats = self._seats[task.digest]
+        free = sorted(
+            [*self._spare(), *self._unneeded()],
+            key=lambda node: (-self._machines[node].bytes_per_second, node),
+        )
+        held = Counter(seats.values())
+        able = [
+            node
+            for gap in gaps(task, held)[:MOST_GAPS]
+            for node in sorted(seats.keys() - set(free))
+            if self._is_eligible(node) and self._machines[node].memory_bytes >= task.need(gap)
+        ]
+        if any(held[seats[node]] > 1 for node in able):
+            return
+        for node in able:
+            need = task.need(seats[node])
+            for other in free:
+                is_able = self._machines[other].memory_bytes >= need
+                if is_able and self._move(task, {**seats, other: seats[node]}):
+                    return
 
     def _repack(self) -> None:
         """Place all models anew, if more of them are whole then."""
@@ -166,7 +217,7 @@ class _Board:
             if seats is not None:
                 packed[task.digest] = seats
                 left -= seats.keys()
-        if len(packed) > sum(map(self._holds, self._tasks)):
+        if len(packed) > sum(map(self._is_held, self._tasks)):
             for task in self._tasks:
                 self._give(task, packed.get(task.digest, {}))
 
@@ -180,7 +231,32 @@ class _Board:
         anew = self._anew(task, nodes)
         if anew is None or not self._is_worth(task, seats, anew):
             return False
-        self._give(task, anew)
+        if self._move(task, anew) or self._move(task, {**seats, **anew}):
+            return True
+        unneeded = seats.keys() & set(self._unneeded())
+        beside = self._anew(task, [*self._spare(), *unneeded])
+        if beside is None:
+            return False
+        beside = {**seats, **beside}
+        return self._is_worth(task, seats, beside) and self._move(task, beside)
+
+    def _move(self, task: Task, seats: Seats, *, is_forced: bool = False) -> bool:
+        """Seat a model on these machines, unless that takes what a model needs or is served by.
+
+        ``is_forced``: whatever is served of this model.
+        """
+        for each in self._tasks:
+            before = self._seats[each.digest]
+            after = {node: layers for node, layers in before.items() if node not in seats}
+            if each is task:
+                after = seats
+            if self._holds(each) and not is_complete(each, after.values()):
+                return False
+            kept = self._kept[each.digest].items()
+            moved = {node for node, layers in kept if after.get(node) != layers}
+            if not (is_forced and each is task or self._serving_of(each).bears(moved)):
+                return False
+        self._give(task, seats)
         return True
 
     def _give(self, task: Task, seats: Seats) -> None:
@@ -202,13 +278,37 @@ class _Board:
     def _holds(self, task: Task) -> bool:
         return is_complete(task, self._seats[task.digest].values())
 
+    def _is_held(self, task: Task) -> bool:
+        """Whether all layers are held, if some only by nodes that are to leave."""
+        if self._holds(task):
+            return True
+        staying = [
+            layers
+            for node, layers in self._before[task.digest].items()
+            if self._stays_for_now(task, node, layers)
+        ]
+        return is_complete(task, [*self._seats[task.digest].values(), *staying])
+
+    def _serving_of(self, task: Task) -> Serving:
+        """Who serves a model now, of those that nothing forces to end."""
+        if task.digest not in self._serving:
+            seats = dict(self._kept[task.digest])
+            for node, layers in self._before[task.digest].items():
+                if self._stays_for_now(task, node, layers):
+                    seats[node] = layers
+            self._serving[task.digest] = self._ready(task, seats)
+        return self._serving[task.digest]
+
+    def _ready(self, task: Task, seats: Seats) -> Serving:
+        return Serving.of(task, seats, self._observed, self._now, self._unreachable)
+
     def _spare(self) -> list[NodeId]:
         """Machines that hold nothing, and are known to be there."""
         seated = set[NodeId]().union(*self._seats.values())
         return [node for node in self._machines if node not in seated and self._is_eligible(node)]
 
-    def _surplus(self) -> list[NodeId]:
-        """Machines whose layers others hold too."""
+    def _unneeded(self) -> list[NodeId]:
+        """Machines that may all be given other layers at once: others hold and serve the same."""
         found: list[NodeId] = []
         for task in self._tasks:
             seats = self._seats[task.digest]
@@ -216,19 +316,30 @@ class _Board:
                 needed = set(best_chain(task, seats, self._machines)[1])
             else:
                 needed = set(quickest(task, seats, self._machines).values())
-            found += [node for node in seats if node not in needed and self._is_eligible(node)]
+            serving = self._serving_of(task)
+            others = [node for node in seats if node not in needed and self._is_eligible(node)]
+            if serving.is_whole():
+                chain = set(serving.chain(self._lent))
+                found += [node for node in others if node not in chain]
+            else:
+                movable = set(serving.movable(seats))
+                found += [node for node in others if node in movable]
         return found
+
+    def _movable(self) -> list[NodeId]:
+        """Machines of which any one may be given other layers."""
+        return [
+            node
+            for task in self._tasks
+            for node in self._serving_of(task).movable(self._seats[task.digest])
+            if self._is_eligible(node)
+        ]
 
     def _with_leaving(self, task: Task) -> Seats:
         """The seats, and those of nodes that keep theirs for now though they aren't counted on."""
         seats = dict(self._seats[task.digest])
         seated = set[NodeId]().union(*self._seats.values())
-        ready = [
-            layers
-            for node, layers in seats.items()
-            if self._observed.is_ready(node, task.digest, layers, self._now)
-        ]
-        is_served, is_held = is_complete(task, ready), self._holds(task)
+        is_served, is_held = self._ready(task, seats).is_whole(), self._holds(task)
         for node, layers in self._before[task.digest].items():
             if node in seated or node in self._machines or not self._may_keep(task, node, layers):
                 continue
@@ -240,12 +351,20 @@ class _Board:
                 seats[node] = layers
         return seats
 
-    def _is_usable(self, node: NodeId, member: Member) -> bool:
-        return not (
-            self._observed.silent_seconds(node, self._now) > self._observed.policy.lease_seconds
-            or self._observed.is_blocked(node, self._now)
-            or self._is_leaving(node)
+    def _stays_for_now(self, task: Task, node: NodeId, layers: LayerRange) -> bool:
+        """Whether a node that is to leave is there, and serves until others do."""
+        return (
+            self._is_leaving(node) and self._is_there(node) and self._may_keep(task, node, layers)
         )
+
+    def _is_usable(self, node: NodeId) -> bool:
+        return self._is_there(node) and not self._is_leaving(node)
+
+    def _is_there(self, node: NodeId) -> bool:
+        """Whether it isn't silent for too long, nor fails to load its layers."""
+        silent = self._observed.silent_seconds(node, self._now)
+        is_gone = silent > self._observed.policy.lease_seconds
+        return not is_gone and not self._observed.is_blocked(node, self._now)
 
     def _is_eligible(self, node: NodeId) -> bool:
         return self._observed.is_live(node, self._now)

@@ -181,7 +181,8 @@ class TrackerService:
         now = self._listening()
         self._observed.sweep(now)
         self._pace.sweep(now)
-        return Draft(self._state, self._observed.snapshot(), now, self._wall())
+        seen, unreachable = self._observed.snapshot(), self.reach.out_of_reach
+        return Draft(self._state, seen, now, self._wall(), unreachable)
 
     def settle(self, draft: Draft, planned: Sequence[ev.Event]) -> bool:
         """Do what was planned; False, and nothing, if the cluster has been changed meanwhile."""
