@@ -13,6 +13,7 @@ import numpy as np
 
 from meshnet.domain.ids import Digest, NodeId
 from meshnet.domain.layers import LayerRange
+from meshnet.tracker.events import Resources
 from meshnet.tracker.observed import LINK_SECONDS
 from meshnet.tracker.placement import (
     Costs,
@@ -23,6 +24,9 @@ from meshnet.tracker.placement import (
     Objective,
     costs_of,
 )
+
+_LARGE = 1 << 30
+_GRAIN = 64 << 20
 
 Seats = dict[NodeId, LayerRange]
 Machines = Mapping[NodeId, Machine]
@@ -150,3 +154,15 @@ def seconds_of(task: Task, seats: Seats, machines: Machines) -> float:
     if task.demand.objective is Objective.LATENCY or not np.isfinite(latency):
         return latency
     return float(1 / layer_rates(task, seats, machines).min())
+
+
+def machine_of(resources: Resources) -> Machine:
+    """The machine that plans are made with.
+
+    Its figures are rounded, so that machines that differ by little count as alike; of its memory
+    nothing is counted that isn't there.
+    """
+    memory = resources.memory_bytes
+    if memory >= _LARGE:
+        memory -= memory % _GRAIN
+    return Machine("", memory, float(f"{resources.bytes_per_second:.2g}"))

@@ -22,7 +22,7 @@ hold them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,22 +35,21 @@ from meshnet.tracker.chains import (
     best_chain,
     gaps,
     is_complete,
+    machine_of,
     quickest,
     seconds_of,
 )
-from meshnet.tracker.events import Event, NodeForgotten, Placed, Resources, Seat, TokenRevoked
+from meshnet.tracker.events import Event, Placed, Seat
 from meshnet.tracker.mending import MOST_GAPS, mended, on_the_fewest, placed_anew, placed_ideally
 from meshnet.tracker.observed import Observed
-from meshnet.tracker.placement import Machine
+from meshnet.tracker.overdue import overdue
 from meshnet.tracker.replicas import replicas
-from meshnet.tracker.serving import Serving
+from meshnet.tracker.served import Served
 from meshnet.tracker.state import ClusterState, apply_all, seats_of
 
 WORTH_MOVING: Final = 1.25
 """Machines that hold layers load others only where a token then takes so much less time."""
 _ROUNDS: Final = 4
-_LARGE = 1 << 30
-_GRAIN = 64 << 20
 
 
 def plan(
@@ -67,11 +66,18 @@ def plan(
     Applying them and planning again gives nothing new. May take a second where hundreds of machines
     that differ have to be placed, so callers on an event loop use a thread.
     """
-    over = _overdue(state, observed, now, unix)
-    state = apply_all(state, over)
-    board = _Board(Draft(state, observed, now, unix, frozenset(unreachable)))
-    board.settle()
-    return (*over, *board.changes())
+    events = overdue(state, observed, now, unix)
+    state = apply_all(state, events)
+    for _ in range(_ROUNDS):
+        board = _Board(Draft(state, observed, now, unix, frozenset(unreachable)))
+        board.settle()
+        changes = board.changes()
+        if not changes:
+            break
+        # What was just moved serves nothing, by which others may be needed or not.
+        events += changes
+        state = apply_all(state, changes)
+    return tuple(events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +96,6 @@ class Draft:
     def events(self) -> tuple[Event, ...]:
         """What is to be changed; may take a second where there are many machines."""
         return plan(self.state, self.observed, self.now, self.unix, self.unreachable)
-
-
-def _overdue(state: ClusterState, observed: Observed, now: float, unix: float) -> list[Event]:
-    over = [key for key, token in state.tokens.items() if unix >= token.expires_unix]
-    tokens = [TokenRevoked(key) for key in over]
-    limit = observed.policy.forget_seconds
-    ghosts = [
-        NodeForgotten(node)
-        for node, member in state.members.items()
-        # A drained one would come back as one that isn't.
-        if not member.drained and observed.silent_seconds(node, now) > limit
-    ]
-    return [*tokens, *ghosts]
 
 
 class _Board:
@@ -134,7 +127,7 @@ class _Board:
         }
         self._kept = {digest: dict(seats) for digest, seats in self._seats.items()}
         """Those of the seats before that nothing forces to be given up."""
-        self._serving: dict[Digest, Serving] = {}
+        self._served: dict[Digest, Served] = {}
         self._recut: set[Digest] = set()
         """Models whose layers aren't held by the same machines any more."""
 
@@ -170,8 +163,7 @@ class _Board:
         seats, spare = self._seats[task.digest], self._spare()
         unneeded = [*spare, *self._unneeded()]
         for free in (spare, unneeded, [*spare, *self._movable()]):
-            more = mended(task, seats, free, self._machines, self._observed)
-            if more is not None and self._move(task, {**seats, **more}):
+            if self._mend(task, free):
                 return
         anew = self._anew(task, unneeded)
         if anew is not None and self._move(task, {**seats, **anew}):
@@ -179,9 +171,21 @@ class _Board:
         if self._is_held(task):
             self._make_way(task)
             return
+        # No request is served, and none will be before somebody has moved.
+        doubled = filter(self._is_eligible, Served(task, {}).movable(seats))
+        if self._mend(task, [*spare, *doubled], is_forced=True):
+            return
         anew = self._anew(task, [*unneeded, *seats])
         if anew is not None:
             self._move(task, anew, is_forced=True)
+
+    def _mend(self, task: Task, free: Sequence[NodeId], *, is_forced: bool = False) -> bool:
+        """Give the layers that are missing to some of these, where the others keep theirs."""
+        more = mended(task, self._seats[task.digest], free, self._machines, self._observed)
+        if more is None:
+            return False
+        seats = {**self._seats[task.digest], **more}
+        return is_complete(task, seats.values()) and self._move(task, seats, is_forced=is_forced)
 
     def _make_way(self, task: Task) -> None:
         """Let a machine hold what another one does, so that this can take what is missing.
@@ -254,7 +258,7 @@ class _Board:
                 return False
             kept = self._kept[each.digest].items()
             moved = {node for node, layers in kept if after.get(node) != layers}
-            if not (is_forced and each is task or self._serving_of(each).bears(moved)):
+            if not ((is_forced and each is task) or self._served_of(each).bears(moved)):
                 return False
         self._give(task, seats)
         return True
@@ -282,25 +286,18 @@ class _Board:
         """Whether all layers are held, if some only by nodes that are to leave."""
         if self._holds(task):
             return True
-        staying = [
-            layers
-            for node, layers in self._before[task.digest].items()
-            if self._stays_for_now(task, node, layers)
-        ]
-        return is_complete(task, [*self._seats[task.digest].values(), *staying])
+        held = [*self._seats[task.digest].values(), *self._staying(task).values()]
+        return is_complete(task, held)
 
-    def _serving_of(self, task: Task) -> Serving:
+    def _served_of(self, task: Task) -> Served:
         """Who serves a model now, of those that nothing forces to end."""
-        if task.digest not in self._serving:
-            seats = dict(self._kept[task.digest])
-            for node, layers in self._before[task.digest].items():
-                if self._stays_for_now(task, node, layers):
-                    seats[node] = layers
-            self._serving[task.digest] = self._ready(task, seats)
-        return self._serving[task.digest]
+        if task.digest not in self._served:
+            staying = self._staying(task)
+            self._served[task.digest] = self._ready(task, {**self._kept[task.digest], **staying})
+        return self._served[task.digest]
 
-    def _ready(self, task: Task, seats: Seats) -> Serving:
-        return Serving.of(task, seats, self._observed, self._now, self._unreachable)
+    def _ready(self, task: Task, seats: Seats) -> Served:
+        return Served.of(task, seats, self._observed, self._now, self._unreachable)
 
     def _spare(self) -> list[NodeId]:
         """Machines that hold nothing, and are known to be there."""
@@ -316,13 +313,13 @@ class _Board:
                 needed = set(best_chain(task, seats, self._machines)[1])
             else:
                 needed = set(quickest(task, seats, self._machines).values())
-            serving = self._serving_of(task)
+            served = self._served_of(task)
             others = [node for node in seats if node not in needed and self._is_eligible(node)]
-            if serving.is_whole():
-                chain = set(serving.chain(self._lent))
+            if served.is_whole():
+                chain = set(served.chain(self._lent))
                 found += [node for node in others if node not in chain]
             else:
-                movable = set(serving.movable(seats))
+                movable = set(served.movable(seats))
                 found += [node for node in others if node in movable]
         return found
 
@@ -331,7 +328,7 @@ class _Board:
         return [
             node
             for task in self._tasks
-            for node in self._serving_of(task).movable(self._seats[task.digest])
+            for node in self._served_of(task).movable(self._seats[task.digest])
             if self._is_eligible(node)
         ]
 
@@ -339,10 +336,17 @@ class _Board:
         """The seats, and those of nodes that keep theirs for now though they aren't counted on."""
         seats = dict(self._seats[task.digest])
         seated = set[NodeId]().union(*self._seats.values())
+        others = {
+            node: layers
+            for node, layers in self._before[task.digest].items()
+            if node not in seated
+            and node not in self._machines
+            and self._may_keep(task, node, layers)
+        }
+        if not others:
+            return seats
         is_served, is_held = self._ready(task, seats).is_whole(), self._holds(task)
-        for node, layers in self._before[task.digest].items():
-            if node in seated or node in self._machines or not self._may_keep(task, node, layers):
-                continue
+        for node, layers in others.items():
             if self._is_leaving(node):
                 is_kept = not is_served
             else:
@@ -351,11 +355,15 @@ class _Board:
                 seats[node] = layers
         return seats
 
-    def _stays_for_now(self, task: Task, node: NodeId, layers: LayerRange) -> bool:
-        """Whether a node that is to leave is there, and serves until others do."""
-        return (
-            self._is_leaving(node) and self._is_there(node) and self._may_keep(task, node, layers)
-        )
+    def _staying(self, task: Task) -> Seats:
+        """Nodes that are to leave, but are there, and serve until others do."""
+        return {
+            node: layers
+            for node, layers in self._before[task.digest].items()
+            if self._is_leaving(node)
+            and self._is_there(node)
+            and self._may_keep(task, node, layers)
+        }
 
     def _is_usable(self, node: NodeId) -> bool:
         return self._is_there(node) and not self._is_leaving(node)
@@ -387,15 +395,3 @@ class _Board:
     def _is_lent(self, node: NodeId, unix: float) -> bool:
         resources = self._state.members[node].resources
         return resources is None or resources.hours is None or resources.hours.holds(unix)
-
-
-def machine_of(resources: Resources) -> Machine:
-    """The machine that plans are made with.
-
-    Its figures are rounded, so that machines that differ by little count as alike; of its memory
-    nothing is counted that isn't there.
-    """
-    memory = resources.memory_bytes
-    if memory >= _LARGE:
-        memory -= memory % _GRAIN
-    return Machine("", memory, float(f"{resources.bytes_per_second:.2g}"))

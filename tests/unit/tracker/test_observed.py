@@ -35,12 +35,12 @@ def test_only_what_is_ready_and_stays_is_served():
     ):
         observed.heard(A, beat(work=[said]), 1.0)
         assert not observed.ranked(MODEL)
-        assert not observed.is_ready(A, MODEL, WHOLE, 1.0)
+        assert observed.recipe_of(A, MODEL, WHOLE, 1.0) is None
     observed.heard(A, beat(work=[work(WHOLE), work(layers(0, 2), phase=Phase.FETCHING)]), 2.0)
-    assert observed.is_ready(A, MODEL, WHOLE, 2.0)
-    assert not observed.is_ready(A, MODEL, layers(0, 2), 2.0)
-    assert not observed.is_ready(A, OTHER, WHOLE, 2.0)
-    assert not observed.is_ready(A, MODEL, WHOLE, 20.0)
+    assert observed.recipe_of(A, MODEL, WHOLE, 2.0) == RECIPE
+    assert observed.recipe_of(A, MODEL, layers(0, 2), 2.0) is None
+    assert observed.recipe_of(A, OTHER, WHOLE, 2.0) is None
+    assert observed.recipe_of(A, MODEL, WHOLE, 20.0) is None
 
 
 def test_an_agent_that_was_started_again_begins_anew_and_its_old_one_counts_no_more():
@@ -140,7 +140,7 @@ def test_what_is_forgotten_or_over_leaves_nothing_behind():
     assert observed.sweep(100.0) == (B,)
     assert not observed.ranked(MODEL)
     observed.heard(B, beat(work=[work(WHOLE)]), 101.0)
-    assert observed.is_ready(B, MODEL, WHOLE, 101.0)
+    assert observed.recipe_of(B, MODEL, WHOLE, 101.0) == RECIPE
 
 
 def test_a_node_that_cannot_get_ready_is_blocked_though_it_tries_again_in_between():

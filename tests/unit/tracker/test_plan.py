@@ -94,7 +94,7 @@ def test_a_machine_that_can_hold_the_whole_model_saves_its_readers_the_links():
 
 
 def test_all_move_when_a_machine_that_has_room_for_no_range_makes_it_much_better():
-    cluster = Cluster()
+    cluster = Cluster(slow={NodeId("a")})
     cluster.happen(offered(8, objective=Objective.THROUGHPUT))
     cluster.join("a", 80, 100.0)
     cluster.until_settled()
@@ -102,6 +102,16 @@ def test_all_move_when_a_machine_that_has_room_for_no_range_makes_it_much_better
     cluster.join("b", 50, 100.0)
     cluster.until_settled()
     assert sorted(cluster.seats().values()) == [(0, 4), (4, 8)]
+
+
+def test_a_machine_that_alone_serves_layers_is_moved_for_no_better_placement():
+    cluster = Cluster()
+    cluster.happen(offered(8, objective=Objective.THROUGHPUT))
+    cluster.join("a", 80, 100.0)
+    cluster.until_settled()
+    cluster.join("b", 50, 100.0)
+    assert cluster.until_settled() == []
+    assert cluster.seats() == {"a": (0, 8)}
 
 
 def test_nobody_moves_for_a_machine_that_makes_it_little_better():

@@ -154,6 +154,29 @@ def test_a_drained_machine_hands_its_layers_to_another(cluster, secret):
     assert not cluster.beat(other).drain
 
 
+def test_a_drained_machine_serves_until_the_one_in_its_place_was_reached(cluster, secret):
+    reach = cluster.service.reach = Reach(Address("10.0.0.1:7701"))
+
+    def try_addresses() -> None:
+        for node, address in reach.due(cluster.service.now):
+            reach.looked(node, address, answered=True, now=cluster.service.now)
+
+    one, other = cluster.join("one", secret), cluster.join("other", secret)
+    cluster.settle(one, other)
+    try_addresses()
+    third = cluster.join("third", secret)
+    cluster.service.drain(other)
+    cluster.settle(one, other, third)
+    cluster.settle(one, other, third)
+    assert cluster.beat(third).assignment == cluster.beat(other).assignment is not None
+    cluster.settle(one, other, third)
+    assert {hop.node_id for hop in cluster.service.route(DIGEST).hops} == {one, other}
+    try_addresses()
+    cluster.settle(one, other, third)
+    assert cluster.beat(other).assignment is None
+    assert {hop.node_id for hop in cluster.service.route(DIGEST).hops} == {one, third}
+
+
 def test_unknown_machines_are_told_by_name(cluster, secret):
     cluster.join("one", secret)
     with pytest.raises(InvalidArgumentError, match=r"no machine 'x'; known: .*\(one\)"):
