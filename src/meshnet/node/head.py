@@ -206,6 +206,7 @@ class HeadSession(ShardSession):
         self._control.max_rows = self._step_tokens
         cached = self._cached_tokens
         self.parts.stepper.figures.began(cached)
+        self.parts.stepper.give_the_beat(len(self.terms.hops))
         self._upstream.send(SessionOpened(self.handle, self.parts.flow, cached_tokens=cached))
         await self._begin(cached)
         reason = await self._finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -88,6 +89,8 @@ class EnginePlan:
     """When each session that generates had its last decode step."""
     gone: OrderedDict[SessionKey, float] = field(default_factory=OrderedDict)
     """When sessions ended; the last of them."""
+    stages: int = 1
+    """Nodes of the chain whose beat this one gives; 1 on those that only follow."""
     decode_rows: int = 1
     """Rows of the last decode step."""
     done: list[Step] = field(default_factory=list)
@@ -97,6 +100,16 @@ class EnginePlan:
     coming: bool = False
     """Whether the engine's thread will look at what waits without being told."""
     closed: bool = False
+
+    def most_rows(self, bound: int) -> int:
+        """Of one decode step, at most.
+
+        A chain's head leaves as many groups of sessions as there are nodes: with all in one step,
+        every node but one would wait for it.
+        """
+        if self.stages == 1:
+            return bound
+        return min(bound, max(1, math.ceil(len(self.talking) / self.stages)))
 
     def learn(self) -> None:
         """Learn from what the engine computed, which needn't be before the next step but one

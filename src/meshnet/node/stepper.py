@@ -116,6 +116,11 @@ class EngineStepper:
             meanwhile()
         return done
 
+    def give_the_beat(self, stages: int) -> None:
+        """This node is the head of chains of so many nodes; the latest counts."""
+        with self._plan.lock:
+            self._plan.stages = stages
+
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run another of the engine's operations on its thread, between steps."""
         self._require_open()
@@ -278,7 +283,8 @@ class EngineStepper:
         if plan.talking and most:
             least = most if held.exact_pieces is None else held.exact_pieces[0]
             cut = self._pace.cut(plan.costs, plan.decode_rows, least, most)
-        return choose_step(ready, plan.turn, min(MAX_DECODE_ROWS, held.exact_sessions), cut)
+        rows = plan.most_rows(min(MAX_DECODE_ROWS, held.exact_sessions))
+        return choose_step(ready, plan.turn, rows, cut)
 
     def _execute(self, chosen: tuple[Waiting, ...], rows: int) -> Step:
         for waiting in chosen:

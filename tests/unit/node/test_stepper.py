@@ -296,6 +296,27 @@ async def test_steps_that_become_ready_together_run_together():
     assert steps == [1, 1, 1, 3]
 
 
+async def test_a_heads_sessions_go_in_as_many_groups_as_there_are_nodes():
+    engine = Gated()
+    engine.gate.set()
+    steps: list[int] = []
+    execute = engine.execute
+
+    def counted(requests: Sequence[StepRequest]) -> list[StepResult]:
+        steps.append(len(requests))
+        return execute(requests)
+
+    engine.execute = counted  # type: ignore[method-assign]
+    async with stepping(engine) as stepper:
+        stepper.give_the_beat(2)
+        for name in "abcde":
+            await stepper.run(request(name))
+            await stepper.run(token(name, 1))
+        steps.clear()
+        await asyncio.gather(*(stepper.run(token(name, 2)) for name in "abcde"))
+    assert steps == [3, 2]
+
+
 async def test_the_engine_goes_on_while_the_loop_is_busy():
     engine = Gated()
     async with stepping(engine) as stepper:
