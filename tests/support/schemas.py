@@ -5,6 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshnet.session.schema_grammar.convert import SchemaRules
+from meshnet.session.schema_grammar.gbnf import GrammarWriter
+
+
+def json_object() -> str:
+    """The grammar of any JSON object."""
+    writer = GrammarWriter()
+    return writer.text(writer.common("object"))
+
+
+def schema_grammar(schema: object, field: str) -> str:
+    """The grammar of what ``schema``, in the parameter ``field``, allows."""
+    writer = GrammarWriter()
+    return writer.text(SchemaRules(writer, schema, field).value())
+
+
 _POINT = {
     "type": "object",
     "properties": {"x": {"type": "number"}, "y": {"type": "number"}},

@@ -6,13 +6,13 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
 
 from meshnet.domain.errors import InvalidArgumentError
+from meshnet.tracker.face_ready import ReadyServer
 
 log = logging.getLogger("meshnet.gateway")
 
@@ -95,7 +95,7 @@ async def serve_on(
         server_header=False,
     )
     url = url_of(listener)
-    server = _Server(config)
+    server = ReadyServer(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         if await _set_before_end(server.ready, running):
@@ -104,22 +104,6 @@ async def serve_on(
     finally:
         await _shut_down(server, running, app.state.stopping)
         listener.close()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that says when it is ready, and leaves signals to its caller."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 async def _set_before_end(event: asyncio.Event, running: asyncio.Task[None]) -> bool:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.tracker.face import PEER
+from meshnet.tracker.face_ready import ReadyServer
 from meshnet.transport.certificates import peer_of
 
 START_SECONDS = 10.0
@@ -87,22 +88,6 @@ class _CertifiedProtocol(H11Protocol):
             self._head_due = None
 
 
-class _Server(uvicorn.Server):
-    """uvicorn that says when it is ready, and leaves signals to its caller."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 @asynccontextmanager
 async def face_served(
     app: Starlette, listener: socket.socket, context: ssl.SSLContext
@@ -126,7 +111,7 @@ async def face_served(
     )
     config.load()
     config.ssl = context
-    server = _Server(config)
+    server = ReadyServer(config)
     running = asyncio.create_task(server.serve(sockets=[listener]), name="tracker's face")
     try:
         async with asyncio.timeout(START_SECONDS):

@@ -175,11 +175,6 @@ class Authority:
         )
         return Authority(made, _private_pem(key))
 
-    @staticmethod
-    def from_pem(certificate_pem: bytes, key_pem: bytes) -> Authority:
-        """The authority that was stored; raises like the constructor."""
-        return Authority(certificate_pem, key_pem)
-
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the certificate in DER, 64 hexadecimal digits: what a join token carries."""

@@ -14,10 +14,10 @@ from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.status import StatusCode
 from meshnet.engine.llamacpp.vocabulary import Vocabulary
 from meshnet.session.generate import ChainModel
-from meshnet.session.schema_grammar.convert import schema_grammar
 from meshnet.session.service import TextRequest
 from tests.support.llama_mesh import llama_mesh
 from tests.support.mesh import LAYERS, Mesh, mesh, start
+from tests.support.schemas import schema_grammar
 from tests.support.tiny_gguf import IM_END, TinyModel, build
 
 LIST = 'root ::= "[" item ( ", " item ){5,11} "]"\nitem ::= "true" | "false" | [0-9]{1,3}'

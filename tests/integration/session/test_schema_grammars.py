@@ -10,9 +10,8 @@ import pytest
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.engine.llamacpp.grammars import LlamaGrammars
 from meshnet.engine.llamacpp.vocabulary import Vocabulary
-from meshnet.session.schema_grammar.convert import json_object, schema_grammar
 from tests.support.random_texts import random_text
-from tests.support.schemas import REFUSED, SCHEMAS
+from tests.support.schemas import REFUSED, SCHEMAS, json_object, schema_grammar
 from tests.support.tiny_gguf import build
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from meshnet.engine.llamacpp.grammars import LlamaGrammars
-from meshnet.session.schema_grammar.convert import schema_grammar
 from meshnet.session.schema_grammar.formats import FORMATS
+from tests.support.schemas import schema_grammar
 from tests.support.tiny_gguf import IM_END, build
 
 VALID = {

@@ -278,9 +278,8 @@ async def test_a_prompt_that_is_given_up_between_two_pieces_ends_there():
     assert engine.seen[2:] == ["prompt", "talker"]
 
 
-async def test_steps_that_become_ready_together_run_together():
-    engine = Gated()
-    engine.gate.set()
+def sessions_of_steps(engine: Gated) -> list[int]:
+    """How many sessions shared each step that the engine computes from now on."""
     steps: list[int] = []
     execute = engine.execute
 
@@ -289,6 +288,13 @@ async def test_steps_that_become_ready_together_run_together():
         return execute(requests)
 
     engine.execute = counted  # type: ignore[method-assign]
+    return steps
+
+
+async def test_steps_that_become_ready_together_run_together():
+    engine = Gated()
+    engine.gate.set()
+    steps = sessions_of_steps(engine)
     async with stepping(engine) as stepper:
         for name in "abc":
             await stepper.run(request(name))
@@ -299,14 +305,7 @@ async def test_steps_that_become_ready_together_run_together():
 async def test_a_heads_sessions_go_in_as_many_groups_as_there_are_nodes():
     engine = Gated()
     engine.gate.set()
-    steps: list[int] = []
-    execute = engine.execute
-
-    def counted(requests: Sequence[StepRequest]) -> list[StepResult]:
-        steps.append(len(requests))
-        return execute(requests)
-
-    engine.execute = counted  # type: ignore[method-assign]
+    steps = sessions_of_steps(engine)
     async with stepping(engine) as stepper:
         stepper.give_the_beat(2)
         for name in "abcde":

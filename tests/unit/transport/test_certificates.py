@@ -64,10 +64,10 @@ def test_a_fingerprint_is_the_digest_of_the_authoritys_certificate() -> None:
 
 
 def test_an_authority_that_was_stored_is_the_same() -> None:
-    again = Authority.from_pem(AUTHORITY.certificate_pem, AUTHORITY.key_pem)
+    again = Authority(AUTHORITY.certificate_pem, AUTHORITY.key_pem)
     assert member(again).authority_pem == AUTHORITY.certificate_pem
     with pytest.raises(InvalidArgumentError, match="key: it isn't the key"):
-        Authority.from_pem(AUTHORITY.certificate_pem, OTHER.key_pem)
+        Authority(AUTHORITY.certificate_pem, OTHER.key_pem)
 
 
 def test_no_secret_is_in_a_text_about_it() -> None:

@@ -42,24 +42,12 @@ MAX_BOUND: Final = 10**30
 _INDEX: Final = re.compile("[0-9]{1,6}")
 
 
-def json_object() -> str:
-    """The grammar of any JSON object."""
-    writer = GrammarWriter()
-    return writer.text(writer.common("object"))
-
-
-def schema_grammar(schema: object, field: str) -> str:
-    """The grammar of what ``schema``, in the parameter ``field``, allows.
+class SchemaRules:
+    """The rules of one schema; ``field`` is the parameter that it came in.
 
     Raises :class:`InvalidArgumentError` naming the field, the place in the schema as a JSON pointer
     (RFC 6901, as a URI fragment) and the keyword that isn't offered or isn't valid.
     """
-    writer = GrammarWriter()
-    return writer.text(SchemaRules(writer, schema, field).value())
-
-
-class SchemaRules:
-    """The rules of one schema; ``field`` is the parameter that it came in."""
 
     def __init__(self, writer: GrammarWriter, schema: object, field: str) -> None:
         self.writer = writer

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.engine.grammar_text import require_bounded
-from meshnet.session.schema_grammar.convert import schema_grammar
 from meshnet.session.schema_grammar.keywords import OFFERED
+from tests.support.schemas import schema_grammar
 
 SECONDS = 3.0
 """Of computing, on a machine with other work; what isn't bounded takes much longer."""

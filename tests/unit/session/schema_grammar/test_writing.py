@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.sampling import MAX_GRAMMAR_BYTES, SamplingParams
 from meshnet.engine.grammar_text import MAX_NESTED, numbered_tokens, require_bounded
-from meshnet.session.schema_grammar.convert import schema_grammar
 from meshnet.session.schema_grammar.gbnf import MAX_COUNT, GrammarWriter, common_ranges, minus
+from tests.support.schemas import schema_grammar
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda it: (min(it), max(it))), max_size=4
