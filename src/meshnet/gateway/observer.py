@@ -35,11 +35,24 @@ class Observer:
         began = time.perf_counter()
         route = _route_of(self._routes, scope)
         status: int | None = None
+        over = False
+
+        def end() -> None:
+            nonlocal over
+            if not over:
+                over = True
+                self._figures.in_flight -= 1
+                self._figures.answered(route, status, time.perf_counter() - began)
+                span.end({} if status is None else {"http.response.status_code": status})
 
         async def seen_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                # Who has its answer finds it counted; what is written down of it afterwards isn't
+                # time that anybody waited.
+                end()
             await send(message)
 
         header = Headers(scope=scope).get("traceparent")
@@ -53,9 +66,7 @@ class Observer:
         try:
             await self._app(scope, receive, seen_send)
         finally:
-            self._figures.in_flight -= 1
-            self._figures.answered(route, status, time.perf_counter() - began)
-            span.end({} if status is None else {"http.response.status_code": status})
+            end()
 
 
 def _route_of(routes: Sequence[BaseRoute], scope: Scope) -> str:

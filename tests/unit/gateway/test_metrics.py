@@ -8,10 +8,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Message, Receive, Scope, Send
 
 from meshnet.domain.errors import NodeLostError, ResourceExhaustedError
 from meshnet.domain.generation import FinishReason
 from meshnet.domain.metrics import Metric, MetricKind, Sample
+from meshnet.domain.tracing import NO_TRACER
 from meshnet.gateway.app import create_app
 from meshnet.gateway.config import GatewayConfig
 from meshnet.gateway.exposition import metrics_app, render
@@ -22,6 +24,7 @@ from meshnet.gateway.metrics import (
     PROMPT_TOKENS,
     GatewayFigures,
 )
+from meshnet.gateway.observer import Observer
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
 from tests.support.live_gateway import until
 from tests.support.scripted_model import Script, ScriptedModel
@@ -174,4 +177,36 @@ async def test_requests_that_run_are_in_flight():
         assert figures.in_flight == 1
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+    assert figures.in_flight == 0
+
+
+async def test_who_has_the_whole_answer_finds_it_counted():
+    figures = GatewayFigures()
+    noted = asyncio.Event()
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        assert figures.in_flight == 1
+        await send({"type": "http.response.body", "body": b"b"})
+        # Writing down what was used, which nobody waits for.
+        await noted.wait()
+
+    counted: list[int] = []
+
+    async def last(message: Message) -> None:
+        if message.get("body") == b"b":
+            counted.append(figures.in_flight)
+
+    async def nothing() -> Message:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    serving = asyncio.create_task(Observer(app, (), figures, NO_TRACER)(scope, nothing, last))
+    await until(lambda: bool(counted))
+    own = {(each.metric.name, *each.labels): each.value for each in await figures.read()}
+    noted.set()
+    await serving
+    assert counted == [0]
+    assert own["meshnet_gateway_requests_total", "other", "200"] == 1
     assert figures.in_flight == 0
