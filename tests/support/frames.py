@@ -27,6 +27,7 @@ from meshnet.domain.frames import (
     SessionOpened,
     SessionReleased,
     SessionTerms,
+    SignedWork,
     StepAck,
     TokenReply,
 )
@@ -35,6 +36,7 @@ from meshnet.domain.ids import Address, Digest, NodeId, RouteSessionId, SessionK
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, CacheResult
 from meshnet.domain.nodes import Capability, FlowControl, Hop, HopTimings
+from meshnet.domain.receipts import MOST, SeamEnd, SeamWork, Statement
 from meshnet.domain.recipe import Fingerprint
 from meshnet.domain.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenLogprob
 from meshnet.domain.status import StatusCode, StructuredStatus
@@ -130,6 +132,8 @@ def prefill_chunk(rows: int = 3, width: int = 8) -> PrefillChunk:
 
 
 FORK = CacheExpectation(CacheMode.FORK, 256, SessionKey(RouteSessionId("gen-earlier"), 3))
+OPENED = OpenSession(3, TERMS, SAMPLING, (), FlowControl())
+STATEMENT = Statement(SeamWork(262, 9, 0, 270, 1000, 36, 5, 100, 105), "6b6579", "aabb")
 REQUESTS: tuple[SeamRequest, ...] = (
     Generate(1, TERMS, GenerationSpec((1, 2, 3), SAMPLING, 64, frozenset({2, 0}), generated=2), 16),
     Generate(2, TERMS, GenerationSpec((1,), speculation=Speculation.ON), 16),
@@ -156,11 +160,15 @@ REQUESTS: tuple[SeamRequest, ...] = (
     Release(1, keep=True),
     AttachReturn(3, KEY, bytes(range(64))),
     ReturnedTokens((TokenReply(3, 9, GeneratedToken(301, 7)), TokenReply(4, 2, RICH_TOKEN))),
+    Generate(4, TERMS, GenerationSpec((1,)), 16, SeamEnd(NodeId("gateway"))),
+    replace(OPENED, opener=SeamEnd(NodeId("head"), LayerRange(0, 8))),
+    SignedWork(7, STATEMENT),
 )
 REPLIES: tuple[SeamReply, ...] = (
     SessionOpened(0, FlowControl()),
     SessionOpened(1, FlowControl(), 32),
     SessionOpened(1, FlowControl(), pieces=(1, 32), cached_tokens=256),
+    SessionOpened(1, FlowControl(), replayed_tokens=7),
     StepAck(1, 0, True, CacheResult(False, 0)),
     TokenReply(2, 9, RICH_TOKEN),
     TokenReply(0, 0, GeneratedToken(0, 0)),
@@ -171,6 +179,7 @@ REPLIES: tuple[SeamReply, ...] = (
     SessionReleased(0, ()),
     GenerationDone(5, FinishReason.LENGTH, TIMINGS),
     GenerationDone(0, FinishReason.STOP, ()),
+    SignedWork(2**32 - 1, STATEMENT),
 )
 
 _U32 = st.integers(0, 2**32 - 1)
@@ -210,7 +219,7 @@ _flows = st.builds(
 _sampling = st.builds(
     SamplingParams,
     temperature=st.floats(0, 100),
-    top_k=_U32,
+    top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
     repeat_penalty=st.floats(0, 1e300, exclude_min=True),
@@ -328,8 +337,26 @@ _return_paths = st.none() | st.builds(
 )
 _token_replies = st.builds(TokenReply, _U32, _U64, _generated)
 
+_openers = st.none() | st.builds(SeamEnd, _NAMES.map(NodeId), st.none() | _layers)
+
+
+@st.composite
+def seam_works(draw: st.DrawFn, most: int = MOST - 1) -> SeamWork:
+    """Numbers of a receipt."""
+    number = st.integers(0, most)
+    first, end = sorted((draw(number), draw(number)))
+    began, ended = sorted((draw(number), draw(number)))
+    engine = draw(st.integers(0, ended - began))
+    rows, down, up = draw(st.tuples(number, number, number))
+    return SeamWork(rows, draw(number), first, end, down, up, engine, began, ended)
+
+
+_some_bytes = st.binary(min_size=1, max_size=256).map(bytes.hex)
+_signed = st.builds(SignedWork, _U32, st.builds(Statement, seam_works(), _some_bytes, _some_bytes))
+
 requests: st.SearchStrategy[SeamRequest] = st.one_of(
-    st.builds(Generate, _U32, _terms, _specs, _U32),
+    _signed,
+    st.builds(Generate, _U32, _terms, _specs, _U32, _openers),
     st.builds(
         OpenSession,
         _U32,
@@ -338,6 +365,7 @@ requests: st.SearchStrategy[SeamRequest] = st.one_of(
         _TOKENS,
         _flows,
         return_path=_return_paths,
+        opener=_openers,
     ),
     _prefills(),
     st.builds(DecodeFrame, st.lists(_decode_steps, min_size=1, max_size=4).map(tuple)),
@@ -348,6 +376,7 @@ requests: st.SearchStrategy[SeamRequest] = st.one_of(
     st.builds(ReturnedTokens, st.lists(_token_replies, min_size=1, max_size=3).map(tuple)),
 )
 replies: st.SearchStrategy[SeamReply] = st.one_of(
+    _signed,
     st.builds(SessionOpened, _U32, _flows, _U32),
     st.builds(StepAck, _U32, _U64, st.booleans(), st.builds(CacheResult, st.booleans(), _U32)),
     _token_replies,

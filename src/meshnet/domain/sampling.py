@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from meshnet.domain.errors import InvalidArgumentError
 
 MAX_TOP_LOGPROBS = 20
+_LARGEST = 2**31 - 1
+"""Of what counts tokens: more than any vocabulary or context has."""
 MAX_GRAMMAR_BYTES = 256 * 1024
 """Of a grammar's text; one of that size has some thousand rules."""
 
@@ -52,13 +54,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require("temperature", self.temperature, 0.0, math.inf)
-        _require("top_k", self.top_k, 0, math.inf)
+        _require("top_k", self.top_k, 0, _LARGEST)
         _require("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _require("min_p", self.min_p, 0.0, 1.0)
         _require("repeat_penalty", self.repeat_penalty, 0.0, math.inf, low_open=True)
         _require("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _require("penalty_last_n", self.penalty_last_n, -1, math.inf)
+        _require("penalty_last_n", self.penalty_last_n, -1, _LARGEST)
         _require("seed", self.seed, 0, 2**64 - 1)
         _require("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
         for token, bias in self.logit_bias.items():

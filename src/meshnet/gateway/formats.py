@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from meshnet.domain.errors import InvalidArgumentError
-from meshnet.gateway.schema import ResponseFormat, TextOptions, refuse
+from meshnet.gateway.schema import OfferedFunction, ResponseFormat, TextOptions, refuse
 from meshnet.session.schema_grammar.convert import SchemaRules
 from meshnet.session.schema_grammar.gbnf import GrammarWriter, either
 from meshnet.session.service import ModelService, TextRequest
 from meshnet.session.tools.constrained import AnswerWriter, OfferedCall
 from meshnet.session.tools.parser import OutputTerms
 
+ANY_OBJECT: Final[Mapping[str, object]] = {"type": "object"}
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """JSON that follows a schema; ``{"type": "object"}`` is any object."""
+    """JSON that follows a schema."""
 
     schema: object
     field: str
@@ -33,6 +36,8 @@ class ToolChoice:
     required: bool = False
     name: str | None = None
     """The only function that may be called."""
+    strict: frozenset[str] = frozenset()
+    """The functions whose arguments must follow their schemas wherever they are called."""
 
 
 def chat_format(asked: ResponseFormat | None) -> Format | None:
@@ -40,7 +45,7 @@ def chat_format(asked: ResponseFormat | None) -> Format | None:
     if asked is None or asked.type == "text":
         return None
     if asked.type == "json_object":
-        return Format({"type": "object"}, "response_format")
+        return Format(ANY_OBJECT, "response_format")
     if asked.json_schema is None:
         raise InvalidArgumentError("response_format.json_schema", "it is required")
     return Format(asked.json_schema.schema_, "response_format.json_schema.schema")
@@ -53,19 +58,21 @@ def text_format(asked: TextOptions | None) -> Format | None:
     if asked is None or asked.format is None or asked.format.type == "text":
         return None
     if asked.format.type == "json_object":
-        return Format({"type": "object"}, "text.format")
+        return Format(ANY_OBJECT, "text.format")
     if asked.format.schema_ is None:
         raise InvalidArgumentError("text.format.schema", "it is required")
     return Format(asked.format.schema_, "text.format.schema")
 
 
-def tool_choice(choice: object, names: Sequence[str]) -> ToolChoice:
-    """What ``tool_choice`` says, in the form of either endpoint; ``names`` are those on offer.
+def tool_choice(choice: object, functions: Sequence[OfferedFunction]) -> ToolChoice:
+    """What ``tool_choice`` says, in the form of either endpoint, of the ``functions`` on offer.
 
     Raises :class:`InvalidArgumentError` for anything else, and for what can't be chosen.
     """
+    names = [it.name for it in functions]
+    strict = frozenset(it.name for it in functions if it.strict)
     if choice in (None, "auto"):
-        return ToolChoice()
+        return ToolChoice(strict=strict)
     if choice == "none":
         return ToolChoice(hidden=True)
     name: object = None
@@ -82,7 +89,7 @@ def tool_choice(choice: object, names: Sequence[str]) -> ToolChoice:
         raise InvalidArgumentError("tool_choice", "there are no tools to choose from")
     if isinstance(name, str) and name not in names:
         raise InvalidArgumentError("tool_choice", f"there is no tool of the name {name[:64]!r}")
-    return ToolChoice(required=True, name=name if isinstance(name, str) else None)
+    return ToolChoice(required=True, name=name if isinstance(name, str) else None, strict=strict)
 
 
 def constrained(
@@ -100,8 +107,8 @@ def constrained(
     for a grammar that can't be followed.
     """
     own = request.sampling.grammar
-    field = "grammar" if own else "tool_choice" if choice.required else wanted and wanted.field
-    if not field:
+    field = _field(own, wanted, choice)
+    if field is None:
         return request
     if own and (wanted is not None or choice.required or output.tools):
         raise InvalidArgumentError(
@@ -119,6 +126,17 @@ def constrained(
     return replace(request, sampling=sampling)
 
 
+def _field(own: str, wanted: Format | None, choice: ToolChoice) -> str | None:
+    """The parameter that asks for a grammar; None if none does."""
+    if own:
+        return "grammar"
+    if choice.required:
+        return "tool_choice"
+    if wanted is not None:
+        return wanted.field
+    return "tools" if choice.strict else None
+
+
 def _grammar(
     model: ModelService,
     output: OutputTerms,
@@ -132,11 +150,13 @@ def _grammar(
     if wanted is not None and not choice.required:
         bodies.append(SchemaRules(writer, wanted.schema, wanted.field).value())
     if output.tools:
+        free = wanted is None and not choice.required
         offered = [
-            OfferedCall(name, schema, field)
+            OfferedCall(name, ANY_OBJECT if free and name not in choice.strict else schema, field)
             for (name, schema), field in zip(output.tools.items(), fields, strict=True)
             if choice.name in (None, name)
         ]
-        bodies.append(answer.calls(offered, single=output.single_call or choice.name is not None))
+        calls = answer.calls(offered, single=output.single_call or choice.name is not None)
+        bodies.append(answer.by_choice(calls) if free else calls)
     body = bodies[0] if len(bodies) == 1 else either([writer.rule(it) for it in bodies])
     return writer.text(answer.after_reasoning(body, begun=output.thinking))

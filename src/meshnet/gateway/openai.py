@@ -100,7 +100,7 @@ def model_named(models: Models, name: str) -> ModelService:
     """The model of that name; raises :class:`ModelNotFoundError`."""
     if name not in models:
         raise ModelNotFoundError(
-            f"there is no model {name!r} here; there is {', '.join(map(repr, models))}"
+            f"there is no model {name[:100]!r} here; there is {', '.join(map(repr, models))}"
         )
     return models[name]
 
@@ -118,7 +118,7 @@ def read_chat(body: bytes, models: Models, defaults: Defaults) -> Call:
         raise InvalidArgumentError("top_logprobs", "it needs logprobs to be true")
     model = model_named(models, asked.model)
     functions = [tool.function for tool in asked.tools or ()]
-    choice = tool_choice(asked.tool_choice, [it.name for it in functions])
+    choice = tool_choice(asked.tool_choice, functions)
     tools = offered(functions, choice)
     turns = [_template_message(index, item) for index, item in enumerate(asked.messages)]
     request = TextRequest(

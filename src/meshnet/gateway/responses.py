@@ -112,7 +112,7 @@ def read_responses(body: bytes, models: Models, defaults: Defaults) -> Call:
     refuse(asked, REFUSED_IN_RESPONSES)
     model = model_named(models, asked.model)
     functions = asked.tools or []
-    choice = tool_choice(asked.tool_choice, [it.name for it in functions])
+    choice = tool_choice(asked.tool_choice, functions)
     tools = offered(functions, choice, "tools[{}].")
     limit = asked.max_output_tokens
     request = TextRequest(
@@ -218,8 +218,7 @@ def _echo(asked: ResponsesBody) -> dict[str, object]:
         "text": {"format": _echoed_format(asked)},
         "tool_choice": asked.tool_choice or "auto",
         "tools": [
-            {"strict": bool((tool.model_extra or {}).get("strict"))}
-            | tool.model_dump(include=_TOOL_FIELDS, exclude_none=True)
+            tool.model_dump(include=_TOOL_FIELDS, exclude_none=True) | {"strict": bool(tool.strict)}
             for tool in asked.tools or ()
         ],
         "top_p": 1.0 if asked.top_p is None else asked.top_p,

@@ -24,6 +24,8 @@ from meshnet.domain.errors import InputError, InvalidArgumentError
 from meshnet.domain.sampling import MAX_TOP_LOGPROBS
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1000
+"""Of one stop string: each choice of an answer prepares for each character."""
 MAX_CHOICES = 16
 """Largest ``n``."""
 MAX_TOOLS = 128
@@ -64,7 +66,6 @@ REFUSED_IN_MESSAGE: Refused = {
     "function_call": (),
     "refusal": ("",),
 }
-REFUSED_IN_FUNCTION: Refused = {"strict": (False,)}
 
 
 def text_parts(value: object, kinds: tuple[str, ...] = ("text",)) -> str:
@@ -107,6 +108,12 @@ def _stop(value: object) -> tuple[str, ...]:
             _OWN,
             "{count} strings are too many; send {limit} at most",
             {"count": len(strings), "limit": MAX_STOP_STRINGS},
+        )
+    if any(len(item) > MAX_STOP_CHARACTERS for item in strings):
+        raise PydanticCustomError(
+            _OWN,
+            "a stop string may have {limit} characters at most",
+            {"limit": MAX_STOP_CHARACTERS},
         )
     return tuple(strings)
 
@@ -195,6 +202,8 @@ class OfferedFunction(Body):
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_finite)] | None = None
     """A JSON schema of the arguments."""
+    strict: bool | None = None
+    """Whether the arguments follow the schema even where the model is free to call or not."""
 
 
 class Tool(Body):
