@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from meshnet.domain.errors import CacheMissError, MeshnetError
+from meshnet.domain.errors import CacheMissError, InvalidArgumentError, MeshnetError
 from meshnet.domain.frames import (
     Generate,
     GenerationDone,
@@ -22,11 +22,13 @@ from meshnet.domain.frames import (
 from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSpec
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, SessionState
 from meshnet.domain.nodes import HopTimings
+from meshnet.domain.seamcounts import GatewaySeamCounts
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepResult
 from meshnet.node.history import TokenHistory, recent, require_grammar
 from meshnet.node.parts import NodeParts
 from meshnet.node.prefixes import Prefix, Route, fork_of
 from meshnet.node.proposals import PromptLookup
+from meshnet.node.replay import Replay, replay_plan
 from meshnet.node.session import ShardSession
 from meshnet.node.speculation import SpeculationControl
 from meshnet.node.track import DecodeTrack, NextStep, Taken
@@ -69,16 +71,19 @@ class HeadSession(ShardSession):
     ) -> None:
         spec = request.spec
         require_grammar(spec.sampling, parts.capabilities)
-        generated = spec.generated
-        before = recent(spec.prompt, spec.sampling, generated)
-        history = TokenHistory(spec.sampling, before, generated if spec.sampling.grammar else 0)
+        self._prompt = spec.asked
+        if not self._prompt:
+            raise InvalidArgumentError("generated", "a token that wasn't generated comes first")
+        history = TokenHistory(spec.sampling, recent(self._prompt, spec.sampling))
         super().__init__(parts, request.terms, upstream, request.handle, history)
+        self.counts = GatewaySeamCounts(len(spec.prompt))
         self._spec = spec
+        self._replay = Replay(spec.replayed)
         self._chunk_tokens = chunk_tokens
         self._credits = request.token_credits
         self._return_path = _return_path(request)
         context = parts.capabilities.limits.context_length
-        self._track = DecodeTrack(len(spec.prompt), row_limit(spec, context), spec.end_ids)
+        self._track = DecodeTrack(len(self._prompt), row_limit(spec, context), spec.end_ids)
         self._lookup = PromptLookup()
         self._control = SpeculationControl(spec.speculation, 0, len(request.terms.hops))
         self._guess: int | None = None
@@ -121,6 +126,18 @@ class HeadSession(ShardSession):
         self._generated.append(token.token_id)
         if self._downstream is not None:
             self._clock.returned()
+        if self._replay.left:
+            self._replay.confirm(token)
+            if self._control.possible:
+                self._lookup.extend((token.token_id,))
+        else:
+            self._take_new(reply, taken)
+        if not self._stepping or self._downstream is not None:
+            self._go_on()
+
+    def _take_new(self, reply: TokenReply, taken: Taken) -> None:
+        """A token that the gateway doesn't have yet."""
+        token = reply.token
         if self._control.possible:
             self._learn(token.token_id, taken)
         reached = self.parts.capabilities.limits.context_length
@@ -130,8 +147,6 @@ class HeadSession(ShardSession):
             self._unreported.append(TokenReply(self.handle, reply.step, token))
         if self._reason is not None:
             self._release_behind()
-        if not self._stepping or self._downstream is not None:
-            self._go_on()
 
     def _learn(self, token: int, taken: Taken) -> None:
         """See how good the guess was, and guess at the next token."""
@@ -153,13 +168,21 @@ class HeadSession(ShardSession):
         report = self._report if self._unreported else None
         room = self._credits - len(self._unreported)
         if self._reason is None and not self._stepping and room >= 0:
-            guesses = room - len(self._track.pending)
-            step = self._track.due(self._control.plan, guesses, self._lookup.guess)
+            step = self._due(room)
             if step is not None:
                 self._send(step, report)
                 return
         if report is not None or self._reason is not None:
             self._report()
+
+    def _due(self, room: int) -> NextStep | None:
+        """The next step; ``room`` is how many tokens the gateway would take."""
+        if self._replay.left:
+            # The gateway has these tokens.
+            plan = replay_plan(self._step_tokens, len(self.terms.hops))
+            return self._track.due(plan, self._replay.left, self._replay.guess)
+        guesses = room - len(self._track.pending)
+        return self._track.due(self._control.plan, guesses, self._lookup.guess)
 
     def _send(self, step: NextStep, report: Callable[[], None] | None) -> None:
         mode = CacheMode.TRUNCATE if step.truncate else CacheMode.EXACT
@@ -189,11 +212,15 @@ class HeadSession(ShardSession):
         """Tell the gateway, a credit a token; in the end, that the generation may be finished."""
         while self._unreported and self._credits > 0:
             self._credits -= 1
-            self._upstream.send(self._unreported.popleft())
+            self._tell(self._unreported.popleft())
         if self._unreported:
             self._control.interrupted()
         elif self._reason is not None and not self._finished.done():
             self._finished.set_result(self._reason)
+
+    def _tell(self, reply: SessionOpened | TokenReply | GenerationDone) -> None:
+        self.counts.reply(reply)
+        self._upstream.send(reply)
 
     def _timings_here(self) -> HopTimings:
         control = self._control
@@ -207,13 +234,23 @@ class HeadSession(ShardSession):
         cached = self._cached_tokens
         self.parts.stepper.figures.began(cached)
         self.parts.stepper.give_the_beat(len(self.terms.hops))
-        self._upstream.send(SessionOpened(self.handle, self.parts.flow, cached_tokens=cached))
+        self._tell(
+            SessionOpened(
+                self.handle,
+                self.parts.flow,
+                cached_tokens=cached,
+                replayed_tokens=self._replay.left,
+            )
+        )
         await self._begin(cached)
+        if self._replay.left:
+            # Its rows needn't wait for the prompt's token.
+            self._go_on()
         reason = await self._finished
         if self._expiry is not None:
             self._expiry.cancel()
         timings = (self._timings_here(), *await self._timings_behind())
-        self._upstream.send(GenerationDone(self.handle, reason, timings))
+        self._tell(GenerationDone(self.handle, reason, timings))
         self._end(SessionState.RELEASED, None)
 
     def _release_behind(self) -> None:
@@ -254,7 +291,7 @@ class HeadSession(ShardSession):
         # The last token's own row isn't computed.
         generated = tuple(self._generated[:-1])
         route = Route(self.terms.hops, self.terms.fingerprint)
-        return Prefix(self.key, route, self._spec.prompt, generated, self._pieces)
+        return Prefix(self.key, route, self._prompt, generated, self._pieces)
 
     def _worth_keeping(self) -> bool:
         """Whether others can begin with this session's caches: cut back, they must be usable."""
@@ -263,7 +300,7 @@ class HeadSession(ShardSession):
 
     async def _prefill(self, cached: int) -> None:
         """Compute the prompt from position ``cached`` on; what is before it is in the caches."""
-        position, prompt = cached, self._spec.prompt
+        position, prompt = cached, self._prompt
         if cached and self._control.possible:
             self._lookup.extend(prompt[:cached])
         expectation = CacheExpectation(CacheMode.FRESH, 0)

@@ -1,56 +1,48 @@
-"""One generation, from a prompt's tokens to text: opens it at the head, reads tokens, stops it.
+"""One generation, from a prompt's tokens to text: opened at a head, and again if that is lost.
 
-The decode loop itself runs at the head; here tokens become text, stop strings are watched for, and
-a reader who leaves early cancels the work on every node.
+The decode loop itself runs at the head. A reader who leaves early cancels the work on every node.
+When a chain is lost, the next one gets the prompt and the tokens so far, and goes on behind them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import logging
+import math
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from meshnet.domain.errors import (
     ContextLengthError,
-    DeadlineExceededError,
+    FingerprintMismatchError,
     InvalidArgumentError,
     MeshnetError,
     NodeError,
-    NodeLostError,
     NodeUnreachableError,
-    error_from,
 )
-from meshnet.domain.frames import (
-    Cancel,
-    Generate,
-    GenerationDone,
-    GrantTokens,
-    SeamReply,
-    SessionFailed,
-    SessionOpened,
-    SessionTerms,
-    TokenReply,
-)
+from meshnet.domain.frames import Generate, SessionTerms
 from meshnet.domain.generation import FinishReason, GenerationSpec, Speculation
 from meshnet.domain.ids import SessionKey, new_route_session_id
-from meshnet.domain.nodes import Capability, HealthReport, Hop, HopTimings
+from meshnet.domain.nodes import Capability, HealthReport, Hop
+from meshnet.domain.seamcounts import GatewaySeamCounts
 from meshnet.domain.tracing import NO_TRACER, TraceContext, Tracer
 from meshnet.engine.tokenizer import Tokenizer
 from meshnet.session.census import Census, take_census
 from meshnet.session.chain import Chain, ChainSource, ask_health
-from meshnet.session.service import GenerationSummary, Opened, TextDelta, TextRequest
+from meshnet.session.reading import Events, Inbox, Reader
+from meshnet.session.recovery import NO_RECOVERY, GiveUp, Recovery, RecoveryPolicy, helps
+from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
 from meshnet.session.template import ChatTemplate
-from meshnet.session.text import TextStream
 from meshnet.session.tracing import traced
 from meshnet.transport.channel import ChannelPool, SeamChannel
+from meshnet.transport.countersigning import openers_receipt
 
+LOGGER = logging.getLogger(__name__)
 OPEN_SECONDS = 10.0
-DEADLINE_SLACK_SECONDS = 5.0
-"""How long after its deadline a head that says nothing is given up."""
 TOKEN_CREDITS = 128
-GRANT_AFTER = 32
 
 
 class GrammarCheck(Protocol):
@@ -72,9 +64,16 @@ class ChainModel:
         tracer: Tracer = NO_TRACER,
         speculation: Speculation = Speculation.AUTO,
         grammars: GrammarCheck | None = None,
+        policy: RecoveryPolicy = NO_RECOVERY,
     ) -> None:
-        """``grammars`` looks at grammars before a generation; without, the nodes alone do."""
+        """``grammars`` looks at grammars before a generation; without, the nodes alone do.
+
+        ``policy``: how long a generation whose chain was lost waits for another one.
+        """
+        self.timed: Callable[[Sequence[Hop], GenerationSummary], None] | None = None
+        """Told how long a generation took that came to its end on its first chain."""
         self._grammars = grammars
+        self._policy = policy
         self._tracer = tracer
         self._speculation = speculation
         self._name = name
@@ -135,32 +134,70 @@ class ChainModel:
         """Every node of the chain, those that can't be asked too; none has longer than that."""
         return await take_census(self._channels, await self._chains.current(), timeout_seconds)
 
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
+    def generate(self, request: TextRequest) -> Events:
         """See :class:`~meshnet.session.service.ModelService`."""
         return traced(self._tracer, self._name, request, self._generate)
 
-    async def _generate(
-        self, request: TextRequest, trace: TraceContext
-    ) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
+    async def _generate(self, request: TextRequest, trace: TraceContext) -> Events:
+        """Over one chain after the other, until one comes to the end or there is no hope."""
         started = time.perf_counter()
-        spec = self._spec(request)
-        async with self._chains.used(request.timeout_seconds) as chain:
-            if request.sampling.grammar and not chain.grammars:
-                raise InvalidArgumentError(
-                    "grammar",
-                    "the node that chooses the tokens can't keep them to a grammar, which JSON as "
-                    "response_format and a tool_choice that is enforced are too; leave these out",
-                )
-            terms = _terms(chain, request, trace)
-            inbox = _Inbox(await self._channel(chain.head, request.timeout_seconds), chain.head)
+        reader = Reader(self._tokenizer, request, self._spec(request), started)
+        recovery = Recovery(self._policy, started + request.timeout_seconds)
+        route = _Route(request, trace, recovery.deadline)
+        while True:
             try:
-                inbox.send(Generate(inbox.handle, terms, spec, token_credits=TOKEN_CREDITS))
-                reader = _Reader(self._tokenizer, request, terms, started)
-                async with contextlib.aclosing(reader.events(inbox)) as events:
+                async with contextlib.aclosing(self._on_chain(route, reader, recovery)) as events:
                     async for event in events:
+                        if isinstance(event, TextDelta) and event.tokens:
+                            recovery = recovery.went_on()
+                        yield event
+            except MeshnetError as error:
+                if reader.complete and helps(error):
+                    # There is nothing left that a chain is needed for.
+                    for event in reader.end(FinishReason.LENGTH):
+                        yield event
+                    return
+                verdict = recovery.after(error, time.perf_counter(), let_in=reader.let_in)
+                if isinstance(verdict, GiveUp):
+                    if verdict.error is error:
+                        raise
+                    raise verdict.error from error
+                if reader.let_in:
+                    _log_loss(route, error)
+                    reader.lost(error, route.heard)
+                recovery = verdict.recovery
+            else:
+                return
+            await asyncio.sleep(verdict.pause_seconds)
+
+    async def _on_chain(self, route: _Route, reader: Reader, recovery: Recovery) -> Events:
+        """What the chain of now adds; raises what ends it."""
+        reader.let_in = False
+        again = recovery.lost is not None
+        until = recovery.until if again else recovery.deadline
+        async with self._chains.used(until - time.perf_counter()) as chain:
+            terms = route.over(chain)
+            channel = await self._channel(chain.head, until - time.perf_counter())
+            spec = reader.spec
+            counts = GatewaySeamCounts(len(spec.prompt))
+            receipt = openers_receipt(self._channels.receipts, None, terms, counts, channel)
+            inbox = Inbox(channel, chain.head, receipt)
+            opener = None if receipt is None else receipt.opener
+            try:
+                inbox.send(Generate(inbox.handle, terms, spec, TOKEN_CREDITS, opener))
+                open_by = until if again else math.inf
+                async with contextlib.aclosing(reader.events(inbox, terms, open_by)) as events:
+                    async for event in events:
+                        if isinstance(event, GenerationSummary):
+                            self._tell(chain, event)
                         yield event
             finally:
+                route.heard = inbox.heard
                 inbox.leave()
+
+    def _tell(self, chain: Chain, summary: GenerationSummary) -> None:
+        if self.timed is not None and not summary.pauses:
+            self.timed(chain.hops, summary)
 
     async def _channel(self, head: Hop, timeout_seconds: float) -> SeamChannel:
         timeout = min(OPEN_SECONDS, timeout_seconds)
@@ -190,129 +227,49 @@ class ChainModel:
         )
 
 
-def _terms(chain: Chain, request: TextRequest, trace: TraceContext) -> SessionTerms:
-    return SessionTerms(
-        SessionKey(new_route_session_id(), 0),
-        chain.fingerprint,
-        chain.hops,
-        time.time_ns() + int(request.timeout_seconds * 1e9),
-        trace,
-    )
+class _Route:
+    """One generation's chains: one session, which each of them has at an epoch of its own."""
 
-
-class _Inbox:
-    """The generation's ear on the head's channel."""
-
-    def __init__(self, channel: SeamChannel, head: Hop) -> None:
-        self._channel = channel
-        self._head = head
-        self._replies: asyncio.Queue[SeamReply | MeshnetError] = asyncio.Queue()
-        self._over = False
-        self.handle = channel.attach(self)
-
-    def on_reply(self, reply: SeamReply) -> None:
-        """Keep the reply until it is read."""
-        self._replies.put_nowait(reply)
-
-    def on_lost(self, error: MeshnetError) -> None:
-        """The head is gone."""
-        self._replies.put_nowait(error)
-
-    async def next(self, timeout_seconds: float) -> SeamReply:
-        """The next reply; raises the error that ended the generation."""
-        try:
-            # Not with wait_for: Python 3.11's loses a cancel that comes together with a reply.
-            async with asyncio.timeout(timeout_seconds):
-                reply = await self._replies.get()
-        except TimeoutError:
-            raise DeadlineExceededError("the head said nothing until past the deadline") from None
-        if isinstance(reply, MeshnetError):
-            self._over = True
-            raise self._lost(reply) from reply
-        if isinstance(reply, SessionFailed):
-            self._over = True
-            raise error_from(reply.status)
-        self._over = isinstance(reply, GenerationDone)
-        return reply
-
-    def send(self, request: Generate | GrantTokens) -> None:
-        """Send to the head; raises ``NodeLostError`` once it is gone."""
-        try:
-            self._channel.send(request)
-        except NodeError as error:
-            raise self._lost(error) from error
-
-    def leave(self) -> None:
-        """Stop listening; a generation that still runs is cancelled."""
-        self._channel.detach(self.handle)
-        if not self._over:
-            # A head that is gone has nothing left to cancel.
-            with contextlib.suppress(NodeError):
-                self._channel.send(Cancel(self.handle, "the reader has left"))
-
-    def _lost(self, error: MeshnetError) -> NodeLostError:
-        head = self._head
-        return NodeLostError(
-            f"lost node {head}: {error.message}", node=head.node_id, layers=str(head.layers)
-        )
-
-
-class _Reader:
-    """Turns replies into text events, and counts."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, request: TextRequest, terms: SessionTerms, started: float
-    ) -> None:
-        self._terms = terms
-        self._text = TextStream(tokenizer, request.stop, shown=request.shown_tokens)
+    def __init__(self, request: TextRequest, trace: TraceContext, deadline: float) -> None:
+        """``deadline`` by ``time.perf_counter``."""
         self._request = request
-        self._started = started
-        self._first: float | None = None
-        self._tokens = 0
-        self._cached = 0
+        self._trace = trace
+        self._deadline = deadline
+        self._first: Chain | None = None
+        self._epochs = itertools.count()
+        self.session_id = new_route_session_id()
+        self.heard: float | None = None
+        """When the last chain last said something, by ``time.perf_counter``."""
 
-    async def events(self, inbox: _Inbox) -> AsyncGenerator[TextDelta | GenerationSummary, None]:
-        deadline = self._started + self._request.timeout_seconds + DEADLINE_SLACK_SECONDS
-        while True:
-            reply = await inbox.next(max(deadline - time.perf_counter(), 0.0))
-            if isinstance(reply, TokenReply):
-                yield self._take(reply)
-                if self._text.stopped is not None:
-                    yield self._summary(FinishReason.STOP, ())
-                    return
-                if self._tokens % GRANT_AFTER == 0:
-                    inbox.send(GrantTokens(inbox.handle, GRANT_AFTER))
-            elif isinstance(reply, SessionOpened):
-                self._open(reply.cached_tokens)
-            elif isinstance(reply, GenerationDone):
-                rest = self._text.finish()
-                if rest:
-                    yield TextDelta(rest, ())
-                yield self._summary(reply.finish_reason, reply.timings)
-                return
+    def over(self, chain: Chain) -> SessionTerms:
+        """The terms on a chain.
 
-    def _open(self, cached_tokens: int) -> None:
-        self._cached = cached_tokens
-        if self._request.on_open is not None:
-            opened = Opened(self._terms.key.session_id, self._terms.hops, cached_tokens)
-            self._request.on_open(opened)
-
-    def _take(self, reply: TokenReply) -> TextDelta:
-        if self._first is None:
-            self._first = time.perf_counter()
-        self._tokens += 1
-        return TextDelta(self._text.feed(reply.token.token_id), (reply.token,))
-
-    def _summary(self, reason: FinishReason, timings: tuple[HopTimings, ...]) -> GenerationSummary:
-        now = time.perf_counter()
-        first = now if self._first is None else self._first
-        return GenerationSummary(
-            reason,
-            len(self._request.prompt),
-            self._tokens,
-            first - self._started,
-            now - self._started,
-            self._text.stopped,
-            self._cached,
-            timings,
+        Raises :class:`InvalidArgumentError` if it can't do what is asked for, and
+        :class:`FingerprintMismatchError` if it would compute other numbers than the first one.
+        """
+        if self._request.sampling.grammar and not chain.grammars:
+            raise InvalidArgumentError(
+                "grammar",
+                "the node that chooses the tokens can't keep them to a grammar, which JSON as "
+                "response_format, an enforced tool_choice and strict functions are too; leave "
+                "these out",
+            )
+        first = self._first = self._first or chain
+        first.fingerprint.require_equal(chain.fingerprint, f"the chain from {chain.head} on")
+        if chain.context_length < first.context_length:
+            raise FingerprintMismatchError(
+                f"the chain from {chain.head} on has a context of {chain.context_length} tokens, "
+                f"less than the {first.context_length} that the generation began with"
+            )
+        left = self._deadline - time.perf_counter()
+        return SessionTerms(
+            SessionKey(self.session_id, next(self._epochs)),
+            chain.fingerprint,
+            chain.hops,
+            time.time_ns() + int(left * 1e9),
+            self._trace,
         )
+
+
+def _log_loss(route: _Route, error: MeshnetError) -> None:
+    LOGGER.warning("session %s looks for another chain: %s", route.session_id, error.message)

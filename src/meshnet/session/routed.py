@@ -28,7 +28,7 @@ Hops = tuple[Hop, ...]
 class Routes(Protocol):
     """Who knows which nodes hold what."""
 
-    def route(self) -> Hops:
+    async def route(self) -> Hops:
         """The hops of the next generation, in order; raises ``NodeNotReadyError`` without any."""
 
     def took(self, hops: Sequence[Hop]) -> None:
@@ -76,11 +76,11 @@ class RoutedChains:
         Raises ``NodeNotReadyError`` if layers are missing, ``NodeUnreachableError`` for a node of
         it that can't be asked, :class:`FingerprintMismatchError` for one of another model.
         """
-        hops = self._routes.route()
+        hops = await self._routes.route()
         try:
             return await self._chain(hops)
         except (NodeError, FingerprintMismatchError):
-            again = self._other_than(hops)
+            again = await self._other_than(hops)
             if again is None:
                 raise
         return await self._chain(again)
@@ -102,9 +102,9 @@ class RoutedChains:
         # One that was left early, or refused its input, says nothing about the nodes.
         self._routes.worked(chain.hops)
 
-    def _other_than(self, hops: Hops) -> Hops | None:
+    async def _other_than(self, hops: Hops) -> Hops | None:
         try:
-            again = self._routes.route()
+            again = await self._routes.route()
         except NodeError:
             # What was wrong with the first says more.
             return None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.generation import FinishReason, GeneratedToken, Speculation
-from meshnet.domain.ids import RouteSessionId
+from meshnet.domain.ids import RouteSessionId, SessionKey
 from meshnet.domain.nodes import Capability, HealthReport, Hop, HopTimings
 from meshnet.domain.sampling import SamplingParams
 from meshnet.engine.tokenizer import Tokenizer
@@ -26,6 +26,24 @@ class Opened:
     """The chain, head first."""
     cached_tokens: int
     """Of the prompt's tokens, those that an earlier generation's caches stand for."""
+    signed: bool = False
+    """Whether both sides of each seam sign what the session takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A generation whose chain was lost, and which goes on with another one."""
+
+    key: SessionKey
+    """As the nodes' logs and traces name it from now on."""
+    hops: tuple[Hop, ...]
+    """The chain of now, head first."""
+    replayed_tokens: int
+    """Generated tokens that were computed once more."""
+    lost: str
+    """Why the chain before it was of no more use."""
+    pause_seconds: float
+    """From the last that was heard of that chain to the first token of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +64,10 @@ class TextRequest:
     shown_tokens: frozenset[int] = frozenset()
     """Control tokens whose names are a part of the text; the others have none."""
     on_open: Callable[[Opened], None] | None = field(default=None, compare=False, repr=False)
-    """Told when the chain has let the generation in, before its first token."""
+    """Told when the chain has let the generation in, before its first token; once more by each
+    chain that takes it up."""
+    on_recovery: Callable[[Recovered], None] | None = field(default=None, compare=False, repr=False)
+    """Told when the generation goes on with another chain, at its first token."""
 
     def __post_init__(self) -> None:
         if any(not stop for stop in self.stop):
@@ -80,6 +101,9 @@ class GenerationSummary:
     cached_tokens: int = 0
     """Of the prompt's tokens, those that an earlier generation's caches stood for."""
     timings: tuple[HopTimings, ...] = ()
+    """Of the chain that it ended on."""
+    pauses: tuple[float, ...] = ()
+    """Seconds without a token, each time that a chain was lost and another one took it up."""
 
 
 class ModelService(Protocol):
