@@ -192,6 +192,7 @@ void Session::open_downstream() {
   pb::OpenSession* open = request.mutable_open();
   *open = terms_;
   open->set_handle(downstream_handle_);
+  open->clear_opener();
   open->mutable_hops()->erase(open->mutable_hops()->begin());
   *open->mutable_envelope()->mutable_layers() = next.layers();
   open->mutable_envelope()->set_effective_start_layer(next.layers().start());

@@ -7,6 +7,9 @@
 namespace meshnet {
 namespace {
 
+// Of a key and of a signature: those of P-256 take about 91 and 72.
+constexpr size_t kMaxSignatureBytes = 256;
+
 // Messages name their optional parts; a part that must be there is asked for by its name.
 template <typename Message>
 void require(const Message& message, const std::string& field) {
@@ -30,6 +33,13 @@ void fill_terms(pb::Envelope* envelope, const pb::Hop& receiver) {
   envelope->set_effective_start_layer(receiver.layers().start());
 }
 
+template <typename Message>
+void check_opener(const Message& message) {
+  if (!message.has_opener()) return;
+  check_name(message.opener().node_id(), "opener.node_id");
+  if (message.opener().has_layers()) check_layers(message.opener().layers());
+}
+
 void check_generated(uint32_t generated, int tokens) {
   if (generated > static_cast<uint32_t>(tokens)) throw malformed("generated", "over the tokens");
 }
@@ -41,6 +51,7 @@ void read_generate(pb::Generate* message) {
   check_sampling(message->spec().sampling());
   if (message->spec().prompt().empty()) throw malformed("prompt", "it has no tokens");
   check_generated(message->spec().generated(), message->spec().prompt_size());
+  check_opener(*message);
   fill_terms(message->mutable_envelope(), message->hops(0));
   fill_sampling(message->mutable_spec()->mutable_sampling());
 }
@@ -76,6 +87,7 @@ void read_open(pb::OpenSession* message) {
   }
   if (message->has_begin()) check_expectation(message->begin());
   check_generated(message->generated(), message->history_size());
+  check_opener(*message);
   fill_sampling(message->mutable_sampling());
   *message->mutable_flow() = with_defaults(message->flow());
 }
@@ -137,6 +149,35 @@ void check_done(const pb::GenerationDone& message) {
   check_timings(message.timings());
 }
 
+void check_signed_size(const std::string& value, const std::string& field) {
+  if (value.empty() || value.size() > kMaxSignatureBytes) {
+    throw malformed(field, "it must have 1 to " + std::to_string(kMaxSignatureBytes) + " bytes");
+  }
+}
+
+void check_receipt(const pb::SignedWork& message) {
+  require(message, "work");
+  check_signed_size(message.public_key(), "receipt.public_key");
+  check_signed_size(message.signature(), "receipt.signature");
+  const pb::SeamWork& work = message.work();
+  const auto* descriptor = pb::SeamWork::descriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const auto* field = descriptor->field(i);
+    if (work.GetReflection()->GetUInt64(work, field) >> 63 != 0) {
+      throw malformed(std::string(field->name()), "it is 2^63 or more");
+    }
+  }
+  if (work.end_position() < work.first_position()) {
+    throw malformed("end_position", "it is before the first position");
+  }
+  if (work.ended_unix_nanos() < work.began_unix_nanos()) {
+    throw malformed("ended_unix_nanos", "it is before the beginning");
+  }
+  if (work.engine_nanos() > work.ended_unix_nanos() - work.began_unix_nanos()) {
+    throw malformed("engine_nanos", "it is longer than the session");
+  }
+}
+
 }  // namespace
 
 Request read_request(const std::string& data, uint64_t max_bytes) {
@@ -160,6 +201,9 @@ Request read_request(const std::string& data, uint64_t max_bytes) {
       break;
     case pb::SessionRequest::kReturned:
       check_tokens(request.message.returned());
+      break;
+    case pb::SessionRequest::kReceipt:
+      check_receipt(request.message.receipt());
       break;
     case pb::SessionRequest::kGrant:
     case pb::SessionRequest::kCancel:
@@ -191,6 +235,9 @@ pb::SessionResponse read_reply(const std::string& data) {
       break;
     case pb::SessionResponse::kDone:
       check_done(message.done());
+      break;
+    case pb::SessionResponse::kReceipt:
+      check_receipt(message.receipt());
       break;
     case pb::SessionResponse::RESPONSE_NOT_SET:
       throw malformed("response", "none that is known is set");

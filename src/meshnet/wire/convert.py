@@ -29,9 +29,11 @@ from meshnet.domain.frames import (
     SessionFailed,
     SessionOpened,
     SessionReleased,
+    SignedWork,
     StepAck,
     TokenReply,
 )
+from meshnet.wire import convert_receipts as receipts
 from meshnet.wire import convert_replies as replies
 from meshnet.wire import convert_requests as requests
 from meshnet.wire._generated.v1 import shard_runtime_pb2 as pb
@@ -120,6 +122,8 @@ def request_to_proto(request: SeamRequest, compression: Compression) -> pb.Sessi
                 replies.write_token(message.returned, reply)
         case AttachReturn():
             message.attach_return.CopyFrom(requests.attach_to_proto(request))
+        case SignedWork():
+            message.receipt.CopyFrom(receipts.signed_to_proto(request))
         case _:
             assert_never(request)
     return message
@@ -147,6 +151,8 @@ def request_from_proto(message: pb.SessionRequest, max_bytes: int) -> SeamReques
             request = ReturnedTokens(replies.tokens_from_proto(message.returned))
         case "attach_return":
             request = requests.attach_from_proto(message.attach_return)
+        case "receipt":
+            request = receipts.signed_from_proto(message.receipt)
         case _:
             raise MalformedFrameError("request", "none that is known is set")
     return request
@@ -168,6 +174,8 @@ def reply_to_proto(reply: SeamReply) -> pb.SessionResponse:
             message.released.CopyFrom(replies.released_to_proto(reply))
         case GenerationDone():
             message.done.CopyFrom(replies.done_to_proto(reply))
+        case SignedWork():
+            message.receipt.CopyFrom(receipts.signed_to_proto(reply))
         case _:
             assert_never(reply)
     return message
@@ -175,18 +183,22 @@ def reply_to_proto(reply: SeamReply) -> pb.SessionResponse:
 
 def replies_from_proto(message: pb.SessionResponse) -> tuple[SeamReply, ...]:
     """The replies of a message."""
+    reply: SeamReply
     match message.WhichOneof("response"):
         case "tokens":
             return replies.tokens_from_proto(message.tokens)
         case "ack":
-            return (replies.ack_from_proto(message.ack),)
+            reply = replies.ack_from_proto(message.ack)
         case "opened":
-            return (replies.opened_from_proto(message.opened),)
+            reply = replies.opened_from_proto(message.opened)
         case "failed":
-            return (replies.failed_from_proto(message.failed),)
+            reply = replies.failed_from_proto(message.failed)
         case "released":
-            return (replies.released_from_proto(message.released),)
+            reply = replies.released_from_proto(message.released)
         case "done":
-            return (replies.done_from_proto(message.done),)
+            reply = replies.done_from_proto(message.done)
+        case "receipt":
+            reply = receipts.signed_from_proto(message.receipt)
         case _:
             raise MalformedFrameError("response", "none that is known is set")
+    return (reply,)

@@ -49,6 +49,7 @@ def opened_to_proto(value: SessionOpened) -> pb.SessionOpened:
         least_piece=least,
         most_piece=most,
         cached_tokens=value.cached_tokens,
+        replayed_tokens=value.replayed_tokens,
     )
 
 
@@ -60,6 +61,7 @@ def opened_from_proto(message: pb.SessionOpened) -> SessionOpened:
         message.step_tokens,
         (message.least_piece, message.most_piece) if message.most_piece else None,
         message.cached_tokens,
+        message.replayed_tokens,
     )
 
 

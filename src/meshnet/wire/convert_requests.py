@@ -35,6 +35,7 @@ from meshnet.wire.codec import (
 )
 from meshnet.wire.compression import COMPRESSION_TO_PROTO, Compression, compression_from_proto
 from meshnet.wire.convert_nodes import flow_from_proto, flow_to_proto, hop_from_proto, hop_to_proto
+from meshnet.wire.convert_receipts import opener_from_proto, opener_to_proto
 from meshnet.wire.convert_values import (
     SCHEMA_VERSION,
     expectation_from_proto,
@@ -118,6 +119,7 @@ def generate_to_proto(value: Generate) -> pb.Generate:
         hops=[hop_to_proto(hop) for hop in value.terms.hops],
         spec=spec_to_proto(value.spec),
         token_credits=value.token_credits,
+        opener=opener_to_proto(value.opener),
     )
 
 
@@ -130,6 +132,7 @@ def generate_from_proto(message: pb.Generate) -> Generate:
         terms=terms_from_envelope(message.envelope, message.hops),
         spec=spec_from_proto(message.spec),
         token_credits=message.token_credits,
+        opener=opener_from_proto(message),
     )
 
 
@@ -145,6 +148,7 @@ def open_to_proto(value: OpenSession) -> pb.OpenSession:
         positions=value.positions,
         begin=None if value.begin is None else expectation_to_proto(value.begin),
         generated=value.generated,
+        opener=opener_to_proto(value.opener),
     )
     if value.return_path is not None:
         message.return_path.address = value.return_path.address
@@ -168,6 +172,7 @@ def open_from_proto(message: pb.OpenSession) -> OpenSession:
         positions=message.positions,
         begin=_begin(message),
         generated=message.generated,
+        opener=opener_from_proto(message),
     )
 
 

@@ -89,7 +89,7 @@ class UsageStore:
         Raises :class:`InvalidArgumentError` if the id has other usage.
         """
         with self._database.writing() as connection:
-            if not _post(connection, record.entry()):
+            if not post(connection, record.entry()):
                 return
             connection.execute(_ANSWERS.insert().values(_answer(record)))
             if record.nodes:
@@ -116,7 +116,7 @@ class UsageStore:
             if entry is None:
                 raise InvalidArgumentError("entry_id", f"there is no entry {entry_id!r}")
             undone = reversal(entry, int(time.time()))
-            _post(connection, undone)
+            post(connection, undone)
             return undone
 
     def balances(self) -> dict[Account, int]:
@@ -186,7 +186,7 @@ def _answer(record: UsageRecord) -> dict[str, object]:
     }
 
 
-def _post(connection: Connection, entry: Entry) -> bool:
+def post(connection: Connection, entry: Entry) -> bool:
     """Post an entry; False if it was posted before."""
     known = _entry(connection, entry.entry_id)
     undone = None if entry.reverses is None else _entry(connection, entry.reverses)

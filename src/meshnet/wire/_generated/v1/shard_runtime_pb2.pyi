@@ -372,6 +372,48 @@ class ShardError(_message.Message):
     details: _containers.RepeatedCompositeFieldContainer[ErrorDetail]
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[ErrorDetail, _Mapping]]] = ...) -> None: ...
 
+class SeamEnd(_message.Message):
+    __slots__ = ("node_id", "layers")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    layers: LayerRange
+    def __init__(self, node_id: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ...) -> None: ...
+
+class SeamWork(_message.Message):
+    __slots__ = ("prefill_rows", "decode_rows", "first_position", "end_position", "bytes_down", "bytes_up", "engine_nanos", "began_unix_nanos", "ended_unix_nanos")
+    PREFILL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    END_POSITION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_NANOS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_UNIX_NANOS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_UNIX_NANOS_FIELD_NUMBER: _ClassVar[int]
+    prefill_rows: int
+    decode_rows: int
+    first_position: int
+    end_position: int
+    bytes_down: int
+    bytes_up: int
+    engine_nanos: int
+    began_unix_nanos: int
+    ended_unix_nanos: int
+    def __init__(self, prefill_rows: _Optional[int] = ..., decode_rows: _Optional[int] = ..., first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., engine_nanos: _Optional[int] = ..., began_unix_nanos: _Optional[int] = ..., ended_unix_nanos: _Optional[int] = ...) -> None: ...
+
+class SignedWork(_message.Message):
+    __slots__ = ("handle", "work", "public_key", "signature")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    work: SeamWork
+    public_key: bytes
+    signature: bytes
+    def __init__(self, handle: _Optional[int] = ..., work: _Optional[_Union[SeamWork, _Mapping]] = ..., public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
 class HopTimings(_message.Message):
     __slots__ = ("node_id", "layers", "prefill_tokens", "prefill_engine_nanos", "decode_steps", "decode_engine_nanos", "decode_queue_nanos", "decode_downstream_nanos", "prefill_queue_nanos", "prefill_codec_nanos", "prefill_began_nanos", "prefill_span_nanos", "decode_codec_nanos", "proposed_tokens", "accepted_tokens", "boundary_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -425,18 +467,20 @@ class GenerationSpec(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., generated: _Optional[int] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("handle", "envelope", "hops", "spec", "token_credits")
+    __slots__ = ("handle", "envelope", "hops", "spec", "token_credits", "opener")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKEN_CREDITS_FIELD_NUMBER: _ClassVar[int]
+    OPENER_FIELD_NUMBER: _ClassVar[int]
     handle: int
     envelope: Envelope
     hops: _containers.RepeatedCompositeFieldContainer[Hop]
     spec: GenerationSpec
     token_credits: int
-    def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., spec: _Optional[_Union[GenerationSpec, _Mapping]] = ..., token_credits: _Optional[int] = ...) -> None: ...
+    opener: SeamEnd
+    def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., spec: _Optional[_Union[GenerationSpec, _Mapping]] = ..., token_credits: _Optional[int] = ..., opener: _Optional[_Union[SeamEnd, _Mapping]] = ...) -> None: ...
 
 class ReturnPath(_message.Message):
     __slots__ = ("address", "key", "node_id")
@@ -449,7 +493,7 @@ class ReturnPath(_message.Message):
     def __init__(self, address: _Optional[str] = ..., key: _Optional[bytes] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("handle", "envelope", "hops", "sampling", "history", "flow", "return_path", "positions", "begin", "generated")
+    __slots__ = ("handle", "envelope", "hops", "sampling", "history", "flow", "return_path", "positions", "begin", "generated", "opener")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +504,7 @@ class OpenSession(_message.Message):
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
+    OPENER_FIELD_NUMBER: _ClassVar[int]
     handle: int
     envelope: Envelope
     hops: _containers.RepeatedCompositeFieldContainer[Hop]
@@ -470,7 +515,8 @@ class OpenSession(_message.Message):
     positions: int
     begin: CacheExpectation
     generated: int
-    def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., history: _Optional[_Iterable[int]] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., return_path: _Optional[_Union[ReturnPath, _Mapping]] = ..., positions: _Optional[int] = ..., begin: _Optional[_Union[CacheExpectation, _Mapping]] = ..., generated: _Optional[int] = ...) -> None: ...
+    opener: SeamEnd
+    def __init__(self, handle: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., history: _Optional[_Iterable[int]] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., return_path: _Optional[_Union[ReturnPath, _Mapping]] = ..., positions: _Optional[int] = ..., begin: _Optional[_Union[CacheExpectation, _Mapping]] = ..., generated: _Optional[int] = ..., opener: _Optional[_Union[SeamEnd, _Mapping]] = ...) -> None: ...
 
 class PrefillChunk(_message.Message):
     __slots__ = ("handle", "envelope", "chunk", "bundle")
@@ -549,7 +595,7 @@ class AttachReturn(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., route_session_id: _Optional[str] = ..., route_epoch: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("generate", "open", "prefill", "decode", "grant", "cancel", "release", "attach_return", "returned")
+    __slots__ = ("generate", "open", "prefill", "decode", "grant", "cancel", "release", "attach_return", "returned", "receipt")
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -559,6 +605,7 @@ class SessionRequest(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_RETURN_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     generate: Generate
     open: OpenSession
     prefill: PrefillChunk
@@ -568,23 +615,26 @@ class SessionRequest(_message.Message):
     release: ReleaseSignal
     attach_return: AttachReturn
     returned: TokenFrame
-    def __init__(self, generate: _Optional[_Union[Generate, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., prefill: _Optional[_Union[PrefillChunk, _Mapping]] = ..., decode: _Optional[_Union[DecodeFrame, _Mapping]] = ..., grant: _Optional[_Union[GrantTokens, _Mapping]] = ..., cancel: _Optional[_Union[CancelSignal, _Mapping]] = ..., release: _Optional[_Union[ReleaseSignal, _Mapping]] = ..., attach_return: _Optional[_Union[AttachReturn, _Mapping]] = ..., returned: _Optional[_Union[TokenFrame, _Mapping]] = ...) -> None: ...
+    receipt: SignedWork
+    def __init__(self, generate: _Optional[_Union[Generate, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., prefill: _Optional[_Union[PrefillChunk, _Mapping]] = ..., decode: _Optional[_Union[DecodeFrame, _Mapping]] = ..., grant: _Optional[_Union[GrantTokens, _Mapping]] = ..., cancel: _Optional[_Union[CancelSignal, _Mapping]] = ..., release: _Optional[_Union[ReleaseSignal, _Mapping]] = ..., attach_return: _Optional[_Union[AttachReturn, _Mapping]] = ..., returned: _Optional[_Union[TokenFrame, _Mapping]] = ..., receipt: _Optional[_Union[SignedWork, _Mapping]] = ...) -> None: ...
 
 class SessionOpened(_message.Message):
-    __slots__ = ("handle", "flow", "step_tokens", "least_piece", "most_piece", "cached_tokens")
+    __slots__ = ("handle", "flow", "step_tokens", "least_piece", "most_piece", "cached_tokens", "replayed_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LEAST_PIECE_FIELD_NUMBER: _ClassVar[int]
     MOST_PIECE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     flow: FlowControl
     step_tokens: int
     least_piece: int
     most_piece: int
     cached_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., step_tokens: _Optional[int] = ..., least_piece: _Optional[int] = ..., most_piece: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    replayed_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., flow: _Optional[_Union[FlowControl, _Mapping]] = ..., step_tokens: _Optional[int] = ..., least_piece: _Optional[int] = ..., most_piece: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., replayed_tokens: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("handle", "idempotency_step", "duplicate", "cache_result")
@@ -641,20 +691,22 @@ class GenerationDone(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., timings: _Optional[_Iterable[_Union[HopTimings, _Mapping]]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("opened", "ack", "tokens", "failed", "released", "done")
+    __slots__ = ("opened", "ack", "tokens", "failed", "released", "done", "receipt")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     opened: SessionOpened
     ack: Ack
     tokens: TokenFrame
     failed: SessionFailed
     released: SessionReleased
     done: GenerationDone
-    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., tokens: _Optional[_Union[TokenFrame, _Mapping]] = ..., failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., released: _Optional[_Union[SessionReleased, _Mapping]] = ..., done: _Optional[_Union[GenerationDone, _Mapping]] = ...) -> None: ...
+    receipt: SignedWork
+    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., tokens: _Optional[_Union[TokenFrame, _Mapping]] = ..., failed: _Optional[_Union[SessionFailed, _Mapping]] = ..., released: _Optional[_Union[SessionReleased, _Mapping]] = ..., done: _Optional[_Union[GenerationDone, _Mapping]] = ..., receipt: _Optional[_Union[SignedWork, _Mapping]] = ...) -> None: ...
 
 class Capability(_message.Message):
     __slots__ = ("schema_version", "node_id", "layers", "total_layers", "fingerprint", "slice_digest", "architecture", "context_length", "flow", "dtypes", "compressions", "next_address", "grammars")
