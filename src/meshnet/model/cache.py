@@ -190,7 +190,8 @@ class _Wanted:
 
     def stored(self, digest: Digest, size: int) -> Stored:
         layers = self.plan.layers
-        return Stored(digest, size, self.model, layers.start, layers.end)
+        whole = self.digest if self.model else ""
+        return Stored(digest, size, self.model, layers.start, layers.end, whole)
 
     def file(self, stored: Stored, path: Path, *, reused: bool) -> SliceFile:
         return SliceFile(

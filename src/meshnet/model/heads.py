@@ -23,6 +23,7 @@ from meshnet.model.fetching import joined
 from meshnet.model.files import new_file
 from meshnet.model.gguf import GgufIndex, GgufPart, part_count, read_head, read_index
 from meshnet.model.manifest import Manifest, ManifestPart
+from meshnet.model.progress import Watch
 from meshnet.model.sources import Patience, RemoteFile, Source, file_name, shown
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def fetched_heads(
     manifest: Manifest | None,
     patience: Patience,
     stop: threading.Event,
+    watch: Watch,
 ) -> tuple[GgufIndex, tuple[RemoteFile, ...]]:
     """The index of the model's headers, and the versions of its files that they are of.
 
@@ -67,7 +69,7 @@ def fetched_heads(
     for source in whole:
         own = folder or _folder(root, "\n".join(source.urls).encode())
         try:
-            with closing(RangeClient(source, patience, stop)) as client:
+            with closing(RangeClient(source, patience, stop, watch=watch)) as client:
                 files = _fetched(client, source, own, manifest.parts if manifest else ())
             return _index_in(own, files, manifest), files
         except CancelledError:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshnet.domain.errors import CancelledError, MeshnetError
 from meshnet.model.gguf import GgufIndex, TensorInfo
 from meshnet.model.gguf_cursor import file_error
 from meshnet.model.slice_image import image_of
 from meshnet.model.slice_plan import SlicePlan
+
+Reader = Callable[[bytearray, int, int, int], None]
+"""Adds to an empty buffer what is in a file (its number), from an offset on, of a length; what came
+before an error stays in the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +52,63 @@ def places_in_slice(plan: SlicePlan) -> tuple[dict[str, Place], int]:
     return places, image.total
 
 
-class Holder(ABC):
-    """Something that has some or all of a model's tensors."""
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came of the segments that were asked for, in their order."""
 
-    def __init__(self, name: str, places: Mapping[str, Place], alignment: int) -> None:
-        self.name = name
+    pieces: tuple[tuple[Segment, memoryview], ...]
+    """With an error not all of them, and of the last one maybe its beginning."""
+    error: MeshnetError | None = None
+
+
+class Holder(ABC):
+    """Something that has some or all of a model's tensors; those of a low ``tier`` come first."""
+
+    def __init__(
+        self, name: str, places: Mapping[str, Place], alignment: int, tier: int = 0
+    ) -> None:
+        self.name, self.tier = name, tier
         self._places, self._alignment = places, alignment
 
     def has(self, tensor: TensorInfo) -> bool:
         """Whether it has this tensor."""
         return tensor.name in self._places
 
-    def fetch(self, segments: Sequence[Segment]) -> list[memoryview]:
-        """The segments' bytes; raises an error of Meshnet's if they can't be had."""
-        found: list[memoryview] = []
+    def fetch(self, segments: Sequence[Segment]) -> Came:
+        """The segments' bytes, or what came of them; raises :class:`CancelledError` alone."""
+        found: list[tuple[Segment, memoryview]] = []
         for run in self._runs(segments):
             first = self._places[run[0].tensor.name]
             begin, end = first.offset + run[0].start, self._end(run[-1])
-            content = memoryview(self._read(first.file, begin, end - begin))
-            for segment in run:
-                start = self._places[segment.tensor.name].offset + segment.start - begin
-                found.append(content[start : start + len(segment)])
-        return found
+            content, problem = bytearray(), None
+            try:
+                self._fill(content, first.file, begin, end - begin)
+            except CancelledError:
+                raise
+            except MeshnetError as error:
+                problem = error
+            found += self._cut(memoryview(content), run, begin)
+            if problem is not None:
+                return Came(tuple(found), problem)
+        return Came(tuple(found))
+
+    def _cut(
+        self, content: memoryview, run: Sequence[Segment], begin: int
+    ) -> Iterator[tuple[Segment, memoryview]]:
+        """What ``content``, which starts at byte ``begin``, has of the segments."""
+        for segment in run:
+            start = self._places[segment.tensor.name].offset + segment.start - begin
+            part = content[start : start + len(segment)]
+            if part:
+                yield replace(segment, stop=segment.start + len(part)), part
 
     def abort(self) -> None:
         """End what other threads are reading."""
         return
 
     @abstractmethod
-    def _read(self, file: int, offset: int, length: int) -> bytes:
-        """Just those bytes."""
+    def _fill(self, content: bytearray, file: int, offset: int, length: int) -> None:
+        """Add just those bytes to ``content``; what came before an error stays there."""
 
     def _runs(self, segments: Sequence[Segment]) -> Iterator[list[Segment]]:
         """Segments that follow on each other with nothing but padding between them."""
@@ -108,36 +140,36 @@ class DiskHolder(Holder):
         """Give the file back."""
         os.close(self._descriptor)
 
-    def _read(self, file: int, offset: int, length: int) -> bytes:
+    def _fill(self, content: bytearray, file: int, offset: int, length: int) -> None:
         try:
-            content = os.pread(self._descriptor, length, offset)
+            content += os.pread(self._descriptor, length, offset)
         except OSError as error:
             raise file_error(self.name, "file", f"can't be read: {error.strerror}") from error
         if len(content) < length:
             raise file_error(self.name, "file", "became shorter meanwhile")
-        return content
 
 
 class RangeHolder(Holder):
-    """Files that ``read`` gives ranges of (file number, offset, length) until ``abort``."""
+    """Files that ``read`` gives ranges of until ``abort``."""
 
     def __init__(
         self,
         name: str,
         places: Mapping[str, Place],
         alignment: int,
-        read: Callable[[int, int, int], bytes],
+        read: Reader,
         abort: Callable[[], None],
+        tier: int = 0,
     ) -> None:
-        super().__init__(name, places, alignment)
+        super().__init__(name, places, alignment, tier)
         self._ranges, self._abort = read, abort
 
     def abort(self) -> None:
         """End what other threads are reading."""
         self._abort()
 
-    def _read(self, file: int, offset: int, length: int) -> bytes:
-        return self._ranges(file, offset, length)
+    def _fill(self, content: bytearray, file: int, offset: int, length: int) -> None:
+        self._ranges(content, file, offset, length)
 
 
 def pieces(tensors: Sequence[TensorInfo], skip: int, most: int) -> Iterator[tuple[Segment, ...]]:

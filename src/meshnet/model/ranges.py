@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -25,6 +25,8 @@ from meshnet.domain.errors import (
     NodeUnreachableError,
 )
 from meshnet.model.gguf_cursor import file_error
+from meshnet.model.holders import Reader
+from meshnet.model.progress import Unwatched, Watch
 from meshnet.model.sources import Patience, RemoteFile, Source, is_private, shown
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -51,8 +53,11 @@ class RangeClient:
         patience: Patience,
         stop: threading.Event,
         known: Mapping[str, RemoteFile] | None = None,
+        watch: Watch | None = None,
     ) -> None:
+        patience = source.patience or patience
         self._patience, self._stop, self._aborted = patience, stop, threading.Event()
+        self._peer, self._watch = source.peer, watch or Unwatched()
         self._known = dict(known or {})
         self._answers: set[httpx.Response] = set()
         self._lock = threading.Lock()
@@ -61,7 +66,8 @@ class RangeClient:
                 verify=source.tls or True,
                 trust_env=source.tls is None,
                 headers={**source.headers, "Accept-Encoding": "identity"},
-                follow_redirects=True,
+                # Machines of the cluster have what they give, and send nobody elsewhere.
+                follow_redirects=source.tls is None and not source.peer,
                 timeout=httpx.Timeout(patience.stall_seconds, connect=patience.connect_seconds),
                 limits=httpx.Limits(max_connections=patience.parallel),
             )
@@ -81,32 +87,36 @@ class RangeClient:
 
     def look(self, url: str, length: int, size: int | None = None) -> tuple[RemoteFile, bytes]:
         """Which version of a file is there, and its first ``length`` bytes, if it has so many."""
-        content = self._read(url, 0, length, size)
+        content = bytearray()
+        self._fill(content, url, 0, length, size)
         with self._lock:
-            return self._known[url], content
+            return self._known[url], bytes(content)
 
     def read(self, url: str, offset: int, length: int, size: int) -> bytes:
         """Just those bytes of a file that must have ``size``."""
-        return self._read(url, offset, length, size)
+        content = bytearray()
+        self._fill(content, url, offset, length, size)
+        return bytes(content)
 
-    def reader(self, files: Sequence[tuple[str, int]]) -> Callable[[int, int, int], bytes]:
-        """A function of a file's number, an offset and a length; ``files`` are URL and size."""
+    def reader(self, files: Sequence[tuple[str, int]]) -> Reader:
+        """Adds to a buffer what a file has from an offset on; ``files`` are URL and size."""
 
-        def read(file: int, offset: int, length: int) -> bytes:
+        def read(content: bytearray, file: int, offset: int, length: int) -> None:
             url, size = files[file]
-            return self.read(url, offset, length, size)
+            self._fill(content, url, offset, length, size)
 
         return read
 
-    def _read(self, url: str, offset: int, length: int, size: int | None) -> bytes:
-        content = bytearray()
+    def _fill(
+        self, content: bytearray, url: str, offset: int, length: int, size: int | None
+    ) -> None:
+        """Add the bytes to ``content``, which was empty; what came before an error stays there."""
 
         def attempt() -> None:
             self._require_wanted()
             self._request(url, offset, length, size, content)
 
         self._retrying()(attempt)
-        return bytes(content)
 
     def _retrying(self) -> Retrying:
         patience = self._patience
@@ -147,6 +157,7 @@ class RangeClient:
                 with self._abortable(response):
                     for chunk in response.iter_raw():
                         content += chunk
+                        self._watch.came(self._peer, len(chunk))
                         if len(content) > expected:
                             raise file_error(shown(url), "range", "more came than was asked for")
                         self._require_time(url, deadline)

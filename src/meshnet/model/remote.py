@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from meshnet.domain.errors import CancelledError
+from meshnet.domain.errors import CancelledError, InputError
 from meshnet.domain.ids import Digest
 from meshnet.domain.layers import LayerRange
 from meshnet.model.description import describe
@@ -26,11 +27,14 @@ from meshnet.model.holders import (
     places_in_slice,
 )
 from meshnet.model.manifest import Manifest
+from meshnet.model.progress import Unwatched, Watch
 from meshnet.model.slice_metadata import SLICE_FORMAT
 from meshnet.model.slice_plan import plan_slice, plan_whole
 from meshnet.model.sources import Patience, RemoteFile, Source
 from meshnet.model.weights import Weights
 
+_PEERS: Final = 1
+"""The tier of peers: after what is here, and before all others."""
 Held = tuple[LayerRange, Path]
 """A slice that is here already, and its file."""
 
@@ -51,6 +55,9 @@ class RemoteModel:
     patience: Patience = field(default_factory=Patience)
     stop: threading.Event = field(default_factory=threading.Event, compare=False)
     """Ends, when it is set, whatever is being fetched."""
+    watch: Watch = field(default_factory=Unwatched, compare=False)
+    more: Callable[[], Sequence[Source]] = field(default=tuple, compare=False)
+    """Gives, while a fetch goes on, peers that were found meanwhile, known ones among them."""
 
     @property
     def identity(self) -> str:
@@ -67,12 +74,20 @@ class RemoteModel:
             raise CancelledError("fetching was stopped")
 
     def weights(self, held: Sequence[Held] = ()) -> Weights:
-        """The weights, from slices that are ``held`` here if they have them, else the sources."""
+        """The weights, from slices that are ``held`` here if they have them, else the sources.
+
+        Of these, peers share what they have; all others are asked in the order they are given.
+        """
+
+        known: set[str] = set()
 
         def opened(stack: ExitStack) -> list[Holder]:
-            return [*self._on_disk(held, stack), *self._elsewhere(stack)]
+            here = [] if known else list(self._on_disk(held, stack))
+            new = [it for it in (*self.sources, *self.more()) if it.name not in known]
+            known.update(source.name for source in new)
+            return [*here, *self._elsewhere(new, stack)]
 
-        return FetchedWeights(opened, self.patience, self.stop)
+        return FetchedWeights(opened, self.patience, self.stop, self.watch)
 
     def _on_disk(self, held: Sequence[Held], stack: ExitStack) -> Iterator[Holder]:
         for layers, path in held:
@@ -82,23 +97,33 @@ class RemoteModel:
                 stack.callback(holder.close)
                 yield holder
 
-    def _elsewhere(self, stack: ExitStack) -> Iterator[Holder]:
+    def _elsewhere(self, sources: Sequence[Source], stack: ExitStack) -> Iterator[Holder]:
+        for number, source in enumerate(sources):
+            tier = _PEERS if source.peer else _PEERS + 1 + number
+            try:
+                yield self._holder(source, tier, stack)
+            except InputError as error:
+                if not source.peer:
+                    raise
+                # One that states layers which nobody can hold keeps no one from the others.
+                self.watch.dropped(source.name, error)
+
+    def _holder(self, source: Source, tier: int, stack: ExitStack) -> Holder:
         # Here, since loading an HTTP client takes a moment that no other command should wait for.
         from meshnet.model.ranges import RangeClient
 
-        known = {file.url: file for file in self.files}
         sizes = [part.size for part in self.index.parts]
-        for source in self.sources:
-            client = RangeClient(source, self.patience, self.stop, known)
-            stack.callback(client.close)
-            if source.layers is None:
-                urls = source.part_urls(len(sizes))
-                places = places_in_model(self.index)
-                read = client.reader(tuple(zip(urls, sizes, strict=True)))
-            else:
-                places, size = self._in_slice(source.layers)
-                read = client.reader([(source.urls[0], size)])
-            yield RangeHolder(source.name, places, self.index.alignment, read, client.abort)
+        if source.layers is None:
+            urls = source.part_urls(len(sizes))
+            places, files = places_in_model(self.index), tuple(zip(urls, sizes, strict=True))
+        else:
+            places, size = self._in_slice(source.layers)
+            files = ((source.urls[0], size),)
+        known = {file.url: file for file in self.files}
+        client = RangeClient(source, self.patience, self.stop, known, self.watch)
+        stack.callback(client.close)
+        read = client.reader(files)
+        return RangeHolder(source.name, places, self.index.alignment, read, client.abort, tier)
 
     def _in_slice(self, layers: LayerRange) -> tuple[dict[str, Place], int]:
         if len(layers) == describe(self.index).total_layers:
@@ -113,6 +138,7 @@ def open_remote(
     manifest: Manifest | None = None,
     patience: Patience | None = None,
     stop: threading.Event | None = None,
+    watch: Watch | None = None,
 ) -> RemoteModel:
     """Read the model's headers from the first source that gives them, unless they are under
     ``root`` already.
@@ -123,11 +149,11 @@ def open_remote(
     Raises what :class:`~meshnet.model.ranges.RangeClient` raises, and
     :class:`~meshnet.domain.errors.ModelFileError` for a header that lies or isn't the manifest's.
     """
-    patience, stop = patience or Patience(), stop or threading.Event()
-    index, files = fetched_heads(sources, root, manifest, patience, stop)
+    patience, stop, watch = patience or Patience(), stop or threading.Event(), watch or Unwatched()
+    index, files = fetched_heads(sources, root, manifest, patience, stop, watch)
+    given = tuple(sources)
     if manifest is not None:
-        return RemoteModel(
-            index, manifest.digest, manifest.tensors, tuple(sources), (), patience, stop
-        )
+        digest, tensors = manifest.digest, manifest.tensors
+        return RemoteModel(index, digest, tensors, given, (), patience, stop, watch)
     digest = stated_digest(index, (file.version() for file in files))
-    return RemoteModel(index, digest, {}, tuple(sources), files, patience, stop)
+    return RemoteModel(index, digest, {}, given, files, patience, stop, watch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import BinaryIO, Final, Protocol
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import Digest
 from meshnet.model.files import new_file
-from meshnet.model.gguf import padded
+from meshnet.model.gguf import TensorInfo, padded
 from meshnet.model.progress import Progress, silent
 from meshnet.model.slice_image import image_of
 from meshnet.model.slice_plan import SlicePlan
@@ -135,8 +135,7 @@ class _Filling:
             self._begin_tensor()
         try:
             with self._weights as weights:
-                while self._number < len(self._sources):
-                    self._copy_while_right(weights)
+                self._copy_tensors(weights)
                 weights.require_unchanged()
         except BaseException:
             self._note()
@@ -156,29 +155,36 @@ class _Filling:
         self._file.truncate(self._image.total)
         return Digest(f"sha256:{self._all.hexdigest()}"), self._image.total
 
-    def _copy_while_right(self, weights: Weights) -> None:
-        """Copy tensors until all are there, or one isn't what it should be."""
+    def _copy_tensors(self, weights: Weights) -> None:
+        """Copy all tensors that aren't there yet; one that isn't what it should be, once more."""
         left = self._sources[self._number :]
+        if not left:
+            return
         chunks = weights.stream(left, self._position - self._starts[self._number])
         with closing(chunks):
             for source in left:
-                end = self._starts[self._number] + source.size
-                while self._position < end:
-                    chunk = next(chunks)
-                    self._inside.update(chunk)
-                    self._write(chunk)
-                expected, found = self._digests.get(source.name), self._inside.hexdigest()
-                if expected not in {None, found}:
+                self._copy_tensor(source, chunks)
+                while self._digests.get(source.name) not in {None, self._inside.hexdigest()}:
                     self._restart(self._starts[self._number], self._before)
                     # What an earlier attempt left of it may be at fault.
                     if self._number != self._taken_up:
                         weights.distrust(source)
                     self._taken_up = None
-                    return
+                    # On its own, so that of what is coming already nothing is asked for again.
+                    with closing(weights.stream([source], 0)) as again:
+                        self._copy_tensor(source, again)
                 padding = self._starts[self._number + 1] - self._position
                 self._write(memoryview(bytes(padding)))
                 self._number += 1
                 self._begin_tensor()
+
+    def _copy_tensor(self, source: TensorInfo, chunks: Iterator[memoryview]) -> None:
+        """Copy what is missing of the tensor that is next."""
+        end = self._starts[self._number] + source.size
+        while self._position < end:
+            chunk = next(chunks)
+            self._inside.update(chunk)
+            self._write(chunk)
 
     def _go_on(self) -> bool:
         """Take up what an earlier attempt left, if it still is what was noted."""

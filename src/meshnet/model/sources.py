@@ -35,6 +35,11 @@ class Source:
     """How to speak to nodes of the cluster; None for public servers."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with each request."""
+    peer: str = ""
+    """What a machine is called that only passes on what it fetched itself; empty for any other.
+    Such ones are asked before the others, and share the work."""
+    patience: Patience | None = None
+    """With this one; None: as with all."""
 
     def __post_init__(self) -> None:
         if not self.urls or (self.layers is not None and len(self.urls) != 1):

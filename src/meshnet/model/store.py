@@ -42,6 +42,8 @@ class Stored:
     start: int = 0
     end: int = 0
     """The layers; both 0 in entries of older versions."""
+    whole: str = ""
+    """The model's digest; empty for what was cut from files of this machine."""
 
 
 class SliceStore:
@@ -82,20 +84,27 @@ class SliceStore:
                 "model": stored.model,
                 "start": stored.start,
                 "end": stored.end,
+                "whole": stored.whole,
             }
             new.file.write(json.dumps(entry).encode())
             new.publish(f"{key}.json")
 
     def slices_of(self, model: str) -> Iterator[tuple[LayerRange, Path]]:
         """The slices that are kept of a model, and their files; the last used first."""
+        for stored, path in self.kept():
+            if stored.model == model:
+                yield LayerRange(stored.start, stored.end), path
+
+    def kept(self) -> Iterator[tuple[Stored, Path]]:
+        """The slices whose layers are known, and their files; the last used first."""
         entries = [(_used(path), path) for path in self._entries.glob("*.json")]
         for _, entry in sorted(entries, reverse=True):
             stored = _read_entry(entry)
-            if stored is None or stored.model != model or stored.end <= stored.start:
+            if stored is None or stored.end <= stored.start:
                 continue
             path = self.folder / blob_name(stored.digest)
-            if path.exists() and path.stat().st_size == stored.size:
-                yield LayerRange(stored.start, stored.end), path
+            if _size(path) == stored.size:
+                yield stored, path
 
     def make_room(self, size: int, growing: str) -> None:
         """Remove what isn't in use until ``size`` more bytes fit within the limit.
@@ -217,6 +226,14 @@ def _used(path: Path) -> float:
         return 0.0
 
 
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None for one that is gone, as any may be at any moment."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
 def _on_disk(path: Path) -> int:
     try:
         return path.stat().st_blocks * 512
@@ -235,6 +252,7 @@ def _read_entry(path: Path) -> Stored | None:
         entry = json.loads(path.read_bytes())
         digest, size = entry["digest"], entry["size"]
         about = entry.get("model", ""), entry.get("start", 0), entry.get("end", 0)
+        whole = entry.get("whole", "")
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
     except OSError as error:
@@ -243,4 +261,4 @@ def _read_entry(path: Path) -> Stored | None:
         return None
     if not (isinstance(about[0], str) and isinstance(about[1], int) and isinstance(about[2], int)):
         return None
-    return Stored(Digest(digest), size, *about)
+    return Stored(Digest(digest), size, *about, whole if isinstance(whole, str) else "")

@@ -46,9 +46,9 @@ def test_a_holder_reads_over_padding_but_over_nothing_else(
 ) -> None:
     asked: list[tuple[int, int]] = []
 
-    def read(file: int, offset: int, length: int) -> bytes:
+    def read(content: bytearray, file: int, offset: int, length: int) -> None:
         asked.append((offset, length))
-        return bytes(byte % 251 for byte in range(offset, offset + length))
+        content += bytes(byte % 251 for byte in range(offset, offset + length))
 
     infos, places, offset = tensors(sizes[: len(gaps)]), {}, 0
     for info, gap in zip(infos, gaps, strict=True):
@@ -56,8 +56,10 @@ def test_a_holder_reads_over_padding_but_over_nothing_else(
         places[info.name] = Place(0, offset)
         offset += info.size
     holder = RangeHolder("peer", places, 32, read, lambda: None)
-    found = holder.fetch([Segment(info, 0, info.size) for info in infos])
-    for info, content in zip(infos, found, strict=True):
+    asked_for = [Segment(info, 0, info.size) for info in infos]
+    found = holder.fetch(asked_for)
+    assert ([segment for segment, _ in found.pieces], found.error) == (asked_for, None)
+    for info, (_, content) in zip(infos, found.pieces, strict=True):
         start = places[info.name].offset
         assert content == bytes(byte % 251 for byte in range(start, start + info.size))
     assert len(asked) == 1 + sum(gap >= 32 for gap in gaps[1:])
