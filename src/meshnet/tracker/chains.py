@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from meshnet.tracker.placement import (
     Objective,
     costs_of,
 )
+from meshnet.tracker.speeds import Speed
 
 _LARGE = 1 << 30
 _GRAIN = 64 << 20
@@ -59,11 +60,15 @@ class Task:
 
     def work(self, layers: LayerRange) -> float:
         """Bytes read in a decode step; infinite for a range that mustn't be cut out."""
-        return self._entry(self.costs.work, layers)
+        return self._entry(self.costs.work, layers) + self._output(layers)
 
     def seconds(self, layers: LayerRange, machine: Machine) -> float:
         """A decode step of the range on a machine."""
-        return self.work(layers) / machine.bytes_per_second
+        speed, work = machine.speed_with(self.digest), self._entry(self.costs.work, layers)
+        return speed.token_seconds(work, self._output(layers), lone=layers == self.whole)
+
+    def _output(self, layers: LayerRange) -> int:
+        return self.costs.output_bytes if layers.end == self.costs.edges[-1] else 0
 
     def keeps(self, layers: LayerRange, machine: Machine) -> bool:
         """Whether a machine may go on holding a range: what is free on it may eat the headroom."""
@@ -115,7 +120,7 @@ def quickest(task: Task, seats: Seats, machines: Machines) -> dict[LayerRange, N
     """Who of those that hold a range computes it in the least time."""
     best: dict[LayerRange, tuple[float, NodeId]] = {}
     for node_id, layers in seats.items():
-        rank = (-machines[node_id].bytes_per_second, node_id)
+        rank = (task.seconds(layers, machines[node_id]), node_id)
         if layers not in best or rank < best[layers]:
             best[layers] = rank
     return {layers: node_id for layers, (_, node_id) in best.items()}
@@ -156,7 +161,7 @@ def seconds_of(task: Task, seats: Seats, machines: Machines) -> float:
     return float(1 / layer_rates(task, seats, machines).min())
 
 
-def machine_of(resources: Resources) -> Machine:
+def machine_of(resources: Resources, speeds: tuple[tuple[str, Speed], ...] = ()) -> Machine:
     """The machine that plans are made with.
 
     Its figures are rounded, so that machines that differ by little count as alike; of its memory
@@ -165,4 +170,14 @@ def machine_of(resources: Resources) -> Machine:
     memory = resources.memory_bytes
     if memory >= _LARGE:
         memory -= memory % _GRAIN
-    return Machine("", memory, float(f"{resources.bytes_per_second:.2g}"))
+    rate = _rounded(resources.bytes_per_second)
+    return Machine("", memory, rate, tuple((model, _coarse(speed)) for model, speed in speeds))
+
+
+@functools.lru_cache(maxsize=16_384)
+def _coarse(speed: Speed) -> Speed:
+    return Speed(*map(_rounded, astuple(speed)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")

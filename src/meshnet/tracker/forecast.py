@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshnet.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from meshnet.model.description import ModelInfo, free_cuts, legal_cuts, require_cuttable
-from meshnet.tracker.placement import Demand, Machine, ModelShape, Placement, uniform_links
+from meshnet.tracker.messages import PROMPT_TOKENS
+from meshnet.tracker.placement import (
+    Demand,
+    Machine,
+    Matrix,
+    ModelShape,
+    Placement,
+    uniform_links,
+)
 from meshnet.tracker.search import place
+from meshnet.tracker.speeds import Hop, first_token_seconds, parts_of
 
 _KV_ITEM_BYTES = 2
 """The cache's float16."""
@@ -39,6 +49,27 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """What connects machines: measured links by their indices, and what stands for all others."""
+
+    others: Link
+    measured: Mapping[tuple[int, int], Hop]
+
+    def hop(self, sender: int, receiver: int) -> Hop:
+        """From one machine to another."""
+        known = self.measured.get((sender, receiver)) or self.measured.get((receiver, sender))
+        return known or Hop(self.others.latency_seconds, self.others.bytes_per_second)
+
+    def matrix(self, machines: int, row_bytes: int) -> Matrix:
+        """How long a row takes, in seconds, shape (machines, machines)."""
+        links = uniform_links(machines, self.others.seconds(row_bytes))
+        for sender, receiver in self.measured:
+            links[receiver, sender] = self.hop(receiver, sender).seconds(row_bytes)
+            links[sender, receiver] = self.hop(sender, receiver).seconds(row_bytes)
+        return links
+
+
+@dataclass(frozen=True, slots=True)
 class OneMore:
     """What another machine like ``machine`` would bring."""
 
@@ -57,6 +88,8 @@ class Forecast:
     limit_share: float
     """Its share of a token's time."""
     one_more: tuple[OneMore, ...]
+    first_token_seconds: float | None = None
+    """Of a prompt of :data:`PROMPT_TOKENS`; None where a machine wasn't measured with prompts."""
 
 
 def shape_of(info: ModelInfo, *, allow_unverified: bool = False) -> ModelShape:
@@ -81,19 +114,27 @@ def shape_of(info: ModelInfo, *, allow_unverified: bool = False) -> ModelShape:
 
 
 def forecast(
-    shape: ModelShape, machines: Sequence[Machine], link: Link, demand: Demand
+    shape: ModelShape, machines: Sequence[Machine], link: Link | Network, demand: Demand
 ) -> Forecast:
-    """Place the model and say what that means; raises ``ResourceExhaustedError`` if it can't be."""
+    """Place the model and say what that means; raises ``ResourceExhaustedError`` if it can't be.
+
+    ``link`` is that between any two machines, or those that there are.
+    """
     placement = _place(shape, machines, link, demand)
     limit, seconds = max(_parts(placement, machines), key=lambda part: part[1])
     share = seconds / placement.token_seconds if placement.token_seconds else 0.0
     kinds = list(dict.fromkeys(machines))
     more = tuple(_one_more(shape, machines, kind, link, demand) for kind in kinds)
-    return Forecast(placement, limit, share, more)
+    first = _first_token(shape, placement, machines, _network(link))
+    return Forecast(placement, limit, share, more, first)
 
 
 def smallest_addition(
-    shape: ModelShape, machines: Sequence[Machine], link: Link, demand: Demand, most: int = 64
+    shape: ModelShape,
+    machines: Sequence[Machine],
+    link: Link | Network,
+    demand: Demand,
+    most: int = 64,
 ) -> tuple[Machine, int] | None:
     """The machine of the given kinds of which the fewest more make the model fit, and how many.
 
@@ -109,13 +150,34 @@ def smallest_addition(
     return None
 
 
-def _place(shape: ModelShape, machines: Sequence[Machine], link: Link, demand: Demand) -> Placement:
-    links = uniform_links(len(machines), link.seconds(shape.boundary_bytes))
+def _network(link: Link | Network) -> Network:
+    return link if isinstance(link, Network) else Network(link, {})
+
+
+def _place(
+    shape: ModelShape, machines: Sequence[Machine], link: Link | Network, demand: Demand
+) -> Placement:
+    links = _network(link).matrix(len(machines), shape.boundary_bytes)
     return place(shape, machines, links, demand)
 
 
+def _first_token(
+    shape: ModelShape, placement: Placement, machines: Sequence[Machine], network: Network
+) -> float | None:
+    stages = placement.stages
+    held = [(stage.layers, machines[stage.machine].speed) for stage in stages]
+    parts = parts_of(shape.layer_bytes, shape.output_bytes, held)
+    ring = itertools.pairwise([*(stage.machine for stage in stages), stages[0].machine])
+    hops = [network.hop(one, other) for one, other in ring] if len(stages) > 1 else []
+    return first_token_seconds(parts, hops, shape.boundary_bytes, PROMPT_TOKENS)
+
+
 def _one_more(
-    shape: ModelShape, machines: Sequence[Machine], kind: Machine, link: Link, demand: Demand
+    shape: ModelShape,
+    machines: Sequence[Machine],
+    kind: Machine,
+    link: Link | Network,
+    demand: Demand,
 ) -> OneMore:
     better = _place(shape, [*machines, replace(kind)], link, demand)
     return OneMore(kind, better.token_seconds, better.bottleneck_seconds)

@@ -39,7 +39,7 @@ def mended(
         fits = [node for node in free if machines[node].memory_bytes >= need]
         if fits:
             return {_quickest(task, gap, fits, seats, machines, observed): gap}
-        several = _over(_part(task.shape, gap), task.demand, free, machines)
+        several = _over(task, free, machines, shape=_part(task.shape, gap))
         if several is not None:
             return {
                 node: LayerRange(gap.start + layers.start, gap.start + layers.end)
@@ -61,8 +61,9 @@ def _quickest(
     after = [node for node, layers in seats.items() if layers.start == gap.end]
 
     def seconds(node: NodeId) -> tuple[float, NodeId]:
-        into = min((observed.link_seconds(other, node) for other in before), default=0.0)
-        out = min((observed.link_seconds(node, other) for other in after), default=0.0)
+        row = task.shape.boundary_bytes
+        into = min((observed.link_seconds(other, node, row) for other in before), default=0.0)
+        out = min((observed.link_seconds(node, other, row) for other in after), default=0.0)
         return task.seconds(gap, machines[node]) + into + out, node
 
     return min(fits, key=seconds)
@@ -70,7 +71,7 @@ def _quickest(
 
 def placed_ideally(task: Task, nodes: Collection[NodeId], machines: Machines) -> Seats | None:
     """The best chain over ``nodes`` if no link were slower than usual; None if it fits on none."""
-    return _over(task.shape, task.demand, _few(nodes, machines), machines)
+    return _over(task, _few(nodes, machines), machines)
 
 
 def placed_anew(
@@ -85,11 +86,11 @@ def placed_anew(
     Where machines are alike, those that hold a range already keep it.
     """
     chosen = _few(nodes, machines)
-    links = observed.planned_links(chosen)
+    links = observed.planned_links(chosen, task.shape.boundary_bytes)
     if np.array_equal(links, uniform_links(len(chosen), LINK_SECONDS)):
-        seats = _over(task.shape, task.demand, chosen, machines)
+        seats = _over(task, chosen, machines)
         return seats if seats is None else _settled(seats, chosen, machines, current)
-    return _over(task.shape, task.demand, chosen, machines, links.tobytes())
+    return _over(task, chosen, machines, links.tobytes())
 
 
 def on_the_fewest(task: Task, nodes: Collection[NodeId], machines: Machines) -> Seats | None:
@@ -98,7 +99,7 @@ def on_the_fewest(task: Task, nodes: Collection[NodeId], machines: Machines) -> 
     most = min(len(largest), len(task.costs.edges) - 1)
 
     def over(count: int) -> Seats | None:
-        return _over(task.shape, task.demand, largest[:count], machines)
+        return _over(task, largest[:count], machines)
 
     if over(most) is None:
         return None
@@ -108,14 +109,16 @@ def on_the_fewest(task: Task, nodes: Collection[NodeId], machines: Machines) -> 
 
 
 def _over(
-    shape: ModelShape,
-    demand: Demand,
+    task: Task,
     nodes: Sequence[NodeId],
     machines: Machines,
     links: bytes = b"",
+    shape: ModelShape | None = None,
 ) -> Seats | None:
+    """``shape``: that of a part of the task's model, if it isn't all of it."""
     chosen = nodes if len(nodes) <= MOST_MACHINES else _few(nodes, machines)
-    found = _searched(shape, demand, tuple(machines[node] for node in chosen), links)
+    placing = tuple(machines[node].placing(task.digest) for node in chosen)
+    found = _searched(shape or task.shape, task.demand, placing, links)
     if found is None:
         return None
     return {chosen[stage.machine]: stage.layers for stage in found.stages}

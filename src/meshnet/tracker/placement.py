@@ -1,8 +1,8 @@
 """Which machine should hold which layers of a model, and how fast that would be. Pure.
 
-A shard's decode step reads each of its weights once, so its time is its bytes by the bytes a second
-that the machine multiplies; a hop's time is what a boundary row takes on the link. Latency is the
-sum around the chain, throughput the slowest stage. ``search`` does the looking for.
+What a step takes on a machine is said by ``speeds``; a hop's time is what a boundary row takes on
+the link. Latency is the sum around the chain, throughput the slowest stage. ``search`` does the
+looking for.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshnet.domain.errors import InvalidArgumentError, LayerRangeError
 from meshnet.domain.layers import LayerRange, require_chain
+from meshnet.tracker.speeds import Speed
 
 Matrix = NDArray[np.float64]
+_UNKNOWN: Final = Speed()
 
 
 class Objective(StrEnum):
@@ -72,13 +75,28 @@ class Machine:
     memory_bytes: int
     """Free for the model and its cache."""
     bytes_per_second: float
-    """Of weights, multiplied by one row."""
+    """Of any weights, multiplied by one row."""
+    measured: tuple[tuple[str, Speed], ...] = ()
+    """How fast it computes the models, by their digests, that it was measured with."""
+    speed: Speed = _UNKNOWN
+    """With the model that is placed; one that wasn't measured follows ``bytes_per_second``."""
 
     def __post_init__(self) -> None:
         if self.memory_bytes < 0:
             raise InvalidArgumentError("memory", f"{self.memory_bytes} bytes can't be negative")
         if not 0 < self.bytes_per_second < math.inf:
             raise InvalidArgumentError("speed", f"{self.bytes_per_second} must be more than 0")
+        if not self.speed.is_measured:
+            speed = Speed(self.bytes_per_second, self.bytes_per_second)
+            object.__setattr__(self, "speed", speed)
+
+    def speed_with(self, model: str) -> Speed:
+        """How fast it computes a model: as measured, else by ``bytes_per_second``."""
+        return next((speed for digest, speed in self.measured if digest == model), self.speed)
+
+    def placing(self, model: str) -> Machine:
+        """The same machine, where nothing but that model is placed."""
+        return replace(self, measured=(), speed=self.speed_with(model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +158,58 @@ class Costs:
     need: Matrix
     """Bytes, headroom included, shape (edges, edges)."""
     work: Matrix
-    """Bytes read in a decode step, shape (edges, edges)."""
+    """Bytes of layers read in a decode step, shape (edges, edges)."""
+    output_bytes: int
+    """What a range that ends with the model reads besides."""
+
+    def seconds(self, speed: Speed) -> Matrix:
+        """A decode step of every range on a machine of that speed, shape (edges, edges)."""
+        seconds = self.work / speed.bytes_per_second + speed.step_seconds
+        seconds[:, -1] += self.output_bytes / speed.output_bytes_per_second
+        whole = float(seconds[0, -1]) * speed.alone + speed.lone_seconds
+        seconds += speed.node_seconds
+        seconds[0, -1] = whole
+        return seconds
+
+    def seconds_from(self, edge: int, speeds: Speeds) -> Matrix:
+        """The same of the ranges that begin at an edge, shape (machines, edges)."""
+        seconds: Matrix = self.work[edge][None, :] / speeds.layers[:, None] + speeds.step[:, None]
+        seconds[:, -1] += self.output_bytes / speeds.output
+        whole = seconds[:, -1] * speeds.alone + speeds.lone
+        seconds += speeds.node[:, None]
+        if edge == 0:
+            seconds[:, -1] = whole
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Machines' speeds by figure, each of shape (machines,)."""
+
+    layers: Matrix
+    output: Matrix
+    step: Matrix
+    alone: Matrix
+    node: Matrix
+    lone: Matrix
+
+    @staticmethod
+    def of(machines: Sequence[Machine]) -> Speeds:
+        """Those of some machines, in order."""
+        speeds = [machine.speed for machine in machines]
+        return Speeds(
+            np.array([speed.bytes_per_second for speed in speeds]),
+            np.array([speed.output_bytes_per_second for speed in speeds]),
+            np.array([speed.step_seconds for speed in speeds]),
+            np.array([speed.alone for speed in speeds]),
+            np.array([speed.node_seconds for speed in speeds]),
+            np.array([speed.lone_seconds for speed in speeds]),
+        )
+
+    def merits(self) -> Matrix:
+        """Figures of which more is better, in every one; shape (figures, machines)."""
+        takes = np.array([self.step, self.alone, self.node, self.lone])
+        return np.concatenate([[self.layers, self.output], -takes])
 
 
 def costs_of(shape: ModelShape, demand: Demand) -> Costs:
@@ -150,7 +219,6 @@ def costs_of(shape: ModelShape, demand: Demand) -> Costs:
     weights = before[edges][None, :] - before[edges][:, None]
     count = edges[None, :] - edges[:, None]
     work = weights.copy()
-    work[:, -1] += shape.output_bytes
     cache = shape.kv_token_bytes * demand.context_tokens * demand.sessions
     need = weights + count * float(cache) + shape.shared_bytes + demand.overhead_bytes
     need[0, :] += shape.embedding_bytes
@@ -159,7 +227,7 @@ def costs_of(shape: ModelShape, demand: Demand) -> Costs:
         need[0, -1] -= shape.output_bytes
     impossible = count <= 0
     need[impossible] = work[impossible] = np.inf
-    return Costs(shape.edges, need * (1 + demand.headroom), work)
+    return Costs(shape.edges, need * (1 + demand.headroom), work, shape.output_bytes)
 
 
 def uniform_links(machines: int, seconds: float) -> Matrix:
@@ -183,7 +251,7 @@ def placement_of(
             machine,
             LayerRange(costs.edges[a], costs.edges[b]),
             int(costs.need[a, b]),
-            float(costs.work[a, b]) / machines[machine].bytes_per_second,
+            float(costs.seconds(machines[machine].speed)[a, b]),
         )
         for machine, a, b in chosen
     )

@@ -106,7 +106,7 @@ class _Board:
         self._now, self._unix, self._unreachable = draft.now, draft.unix, draft.unreachable
         state = draft.state
         self._lent: Machines = {
-            node: machine_of(member.resources)
+            node: machine_of(member.resources, draft.observed.speeds(node))
             for node, member in sorted(state.members.items())
             if member.resources is not None
         }

@@ -25,9 +25,11 @@ from meshnet.tracker.placement import (
     ModelShape,
     Objective,
     Placement,
+    Speeds,
     costs_of,
     placement_of,
 )
+from meshnet.tracker.speeds import Speed
 
 MAX_EXACT_OPERATIONS: Final = 300_000_000
 """Elementary steps the exact search may take; about a second's."""
@@ -44,21 +46,22 @@ class _Task:
     """Machines with what each range takes on them. ``limit`` bounds a single stage or link."""
 
     costs: Costs
+    machines: Sequence[Machine]
     memory: Matrix
-    rate: Matrix
+    speeds: Speeds
     links: Matrix
     combine: Combine
     limit: float = np.inf
 
     def stage(self, machine: int) -> Matrix:
         """Seconds of each range on a machine, shape (edges, edges); infinite if it doesn't fit."""
-        seconds = self.costs.work / self.rate[machine]
+        seconds = self.costs.seconds(self.machines[machine].speed)
         fits = (self.costs.need <= self.memory[machine]) & (seconds <= self.limit)
         return np.where(fits, seconds, np.inf)
 
     def stages_from(self, edge: int) -> Matrix:
         """Seconds of the ranges that begin at an edge, shape (machines, edges)."""
-        seconds = self.costs.work[edge][None, :] / self.rate[:, None]
+        seconds = self.costs.seconds_from(edge, self.speeds)
         fits = (self.costs.need[edge][None, :] <= self.memory[:, None]) & (seconds <= self.limit)
         return np.where(fits, seconds, np.inf)
 
@@ -93,9 +96,8 @@ def _task(
     limit: float = np.inf,
 ) -> _Task:
     memory = np.array([machine.memory_bytes for machine in machines], dtype=np.float64)
-    rate = np.array([machine.bytes_per_second for machine in machines])
     usable = np.where(links <= limit, links, np.inf)
-    return _Task(costs, memory, rate, usable, combine, limit)
+    return _Task(costs, machines, memory, Speeds.of(machines), usable, combine, limit)
 
 
 def _require(
@@ -126,17 +128,21 @@ def _kinds(machines: Sequence[Machine], links: Matrix, most: int) -> list[tuple[
     """
     if not _is_uniform(links):
         return [(number,) for number in range(len(machines))]
-    groups: dict[tuple[int, float], list[int]] = {}
+    groups: dict[tuple[int, Speed], list[int]] = {}
     for number, machine in enumerate(machines):
-        groups.setdefault((machine.memory_bytes, machine.bytes_per_second), []).append(number)
+        groups.setdefault((machine.memory_bytes, machine.speed), []).append(number)
+    ordered = sorted(groups.values(), key=lambda members: -machines[members[0]].bytes_per_second)
+    firsts = [machines[members[0]] for members in ordered]
+    counts = np.array([len(members) for members in ordered])
+    memory = np.array([machine.memory_bytes for machine in firsts], dtype=np.float64)
+    merits = np.concatenate([[memory], Speeds.of(firsts).merits()])
     kinds: list[tuple[int, ...]] = []
-    seen: list[tuple[int, int]] = []
-    for (memory, _), members in sorted(groups.items(), key=lambda group: -group[0][1]):
-        ahead = sum(count for held, count in seen if held >= memory)
-        room = min(len(members), max(most - ahead, 0))
+    for number, members in enumerate(ordered):
+        outdo = np.all(merits >= merits[:, number : number + 1], axis=0)
+        outdo[number] = False
+        room = min(len(members), max(most - int(counts[outdo].sum()), 0))
         if room:
             kinds.append(tuple(members[:room]))
-        seen.append((memory, len(members)))
     return kinds
 
 
@@ -231,7 +237,10 @@ class _Labels:
 
     def __init__(self, task: _Task, numbers: NDArray[np.intp]) -> None:
         self._numbers = numbers
-        self._task = replace(task, memory=task.memory[numbers], rate=task.rate[numbers])
+        chosen = [task.machines[number] for number in numbers]
+        self._task = replace(
+            task, machines=chosen, memory=task.memory[numbers], speeds=Speeds.of(chosen)
+        )
         self._links = task.links[np.ix_(numbers, numbers)]
         shape = (len(task.costs.edges), len(numbers))
         self._value = np.full(shape, np.inf)

@@ -1,7 +1,8 @@
 """How fast this machine multiplies weights by one row, which is what generating a token waits for.
 
 Measured with ggml's own kernel over a matrix larger than processors' caches, and remembered for the
-library, the processor's features and the number of threads. Run it in a process of its own
+library, the processor's features and the number of threads, unless something else on the machine
+had the processors meanwhile. Run it in a process of its own
 (``python -m meshnet.engine.llamacpp.calibration FOLDER THREADS [NAME=VALUE ...]``, which prints
 one JSON object): it takes :data:`MATRIX_BYTES` and, the first time, some seconds. The arguments
 after the threads are the variables of its environment that may switch kernels.
@@ -25,9 +26,11 @@ from meshnet.engine.llamacpp.library import function, library_identity, llama_re
 from meshnet.engine.llamacpp.machine import gpu_devices, processor_features
 
 LOGGER: Final = logging.getLogger(__name__)
-SECONDS: Final = 2.0
+SECONDS: Final = 1.0
 """How long multiplying goes on, the first, unmeasured time not counted."""
 MATRIX_BYTES: Final = 144 << 20
+UNDISTURBED: Final = 0.8
+"""What is measured with less than this share of the processors' time isn't remembered."""
 _VERSION: Final = 1
 _Q4_K: Final = 12
 _F32: Final = 0
@@ -64,7 +67,11 @@ def known_speed(folder: Path, threads: int, variables: Sequence[str] = ()) -> fl
         pass
     except (OSError, ValueError) as error:
         LOGGER.warning("%s can't be read and is measured anew: %s", note, error)
+    began, had = time.perf_counter(), time.process_time()
     speed = measure_speed(threads, SECONDS)
+    got = (time.process_time() - had) / (time.perf_counter() - began) / threads
+    if got < UNDISTURBED:
+        return speed
     part = note.with_suffix(f".{os.getpid()}.part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
