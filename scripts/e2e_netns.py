@@ -34,6 +34,7 @@ from meshnet.domain.errors import ResourceExhaustedError
 from meshnet.model.description import describe
 from meshnet.model.gguf import read_index
 from meshnet.tracker.forecast import shape_of
+from meshnet.tracker.linkbook import MOST_BYTES
 from meshnet.tracker.placement import Demand, Machine, ModelShape, uniform_links
 from meshnet.tracker.search import place
 
@@ -51,6 +52,8 @@ FETCHED_AT_MOST = 1.02
 """Bytes that came, by those of the layers' tensors."""
 OTHER_BYTES = 4 << 20
 """Headers, vocabulary, manifest, heartbeats and tokens, which don't grow with the layers."""
+LINK_BYTES = MACHINES * MOST_BYTES
+"""What comes while the rates of a machine's links are measured, if that falls in the same time."""
 ASK = """
 import json, sys, urllib.request
 request = urllib.request.Request(
@@ -319,6 +322,26 @@ def main() -> None:
         require(cluster.layers(heir) == lost, f"{heir.name} has {cluster.layers(heir)}")
         print(f"{heir.name} joined and took {lost}; answered {seconds:.1f} s later")
         report_fetched(cluster, shape, [heir], before)
+        hand_over(cluster, shape, hosts[SERVING - 1], hosts[SERVING + 1])
+        text, _ = cluster.answer()
+        require(text == expected, f"{text!r} isn't {expected!r}")
+
+
+def hand_over(cluster: Cluster, shape: ModelShape, giver: Host, taker: Host) -> None:
+    """A machine that is to end gives its layers to the next one, and the first gives none."""
+    layers = cluster.layers(giver)
+    cluster.hosts[0].ask(MESHNET, "drain", giver.name)
+    before, began = {taker.name: taker.received}, time.monotonic()
+    cluster.add(taker)
+    while (found := cluster.machines()[taker.name])["state"] != "ready":
+        require(time.monotonic() - began < ANSWER_SECONDS, f"{taker.name} is {found['state']}")
+        time.sleep(0.5)
+    require(cluster.layers(taker) == layers, f"{taker.name} has {cluster.layers(taker)}")
+    print(f"{taker.name} took {layers} from {giver.name} in {time.monotonic() - began:.1f} s")
+    report_fetched(cluster, shape, [taker], before)
+    came = found["weights"]
+    require(came["peer_bytes"] >= layer_bytes(shape, *layers), f"came: {came}")
+    require(came["first_bytes"] <= OTHER_BYTES, f"came: {came}")
 
 
 def give_up_relay(cluster: Cluster, hidden: Host, expected: str) -> None:
@@ -351,7 +374,11 @@ def report_fetched(
         came, own = host.received - before[host.name], layer_bytes(shape, start, end)
         share = came / sum(shape.layer_bytes)
         print(f"{host.name}: layers {start}:{end}, {came:,} bytes came, {own:,} are theirs")
-        require(came <= FETCHED_AT_MOST * own + OTHER_BYTES, f"that is {share:.0%} of the model")
+        by = cluster.machines()[host.name]["weights"]
+        print(f"  {by['first_bytes']:,} of the first machine, {by['peer_bytes']:,} of others")
+        most = FETCHED_AT_MOST * own + OTHER_BYTES
+        require(by["first_bytes"] + by["peer_bytes"] <= most, f"weights: {by}")
+        require(came <= most + LINK_BYTES, f"that is {share:.0%} of the model")
 
 
 if __name__ == "__main__":
