@@ -1,11 +1,11 @@
 """How many tokens come for 1 to 16 readers at once, and how evenly?
 
-    python -m bench.concurrency [--model smollm2|gemma3|FILE] [--runs 3] [--threads 1]
+    python -m bench.concurrency [--model smollm2|gemma3|FILE] [--runs 2] [--threads 1]
 
 All systems are servers with the OpenAI API, and one client reads their streams: ``meshnet serve``
-over two nodes, ``llama-server`` over two RPC servers, and ``llama-server`` unsplit with one node's
-threads and with both nodes' threads. They take turns. Then four readers are under way when a
-prompt of 2,048 tokens comes: how long do they wait for their next token?
+over two nodes and over one, ``llama-server`` over two RPC servers, and ``llama-server`` unsplit
+with one node's threads and with both nodes' threads. They take turns. Then four readers are under
+way when a prompt of 2,048 tokens comes: how long do they wait for their next token?
 """
 
 from __future__ import annotations
@@ -19,9 +19,27 @@ from pathlib import Path
 
 from bench.contest import random_prompts
 from bench.llamacpp import HERE, Place, ServerPlan, free_port, llama_server, process, until_ready
-from bench.load import CompletionClient, Intrusion, Load, at_once, intrude, percentile
+from bench.load import (
+    CompletionClient,
+    Intrusion,
+    Load,
+    Readers,
+    at_once,
+    intrude,
+    percentile,
+)
 from bench.peers import Peers, peers
-from bench.report import Column, Report, Table, conditions, contest_parser, done, finish, progress
+from bench.report import (
+    Column,
+    Report,
+    Table,
+    conditions,
+    contest_parser,
+    done,
+    finish,
+    progress,
+    ratio,
+)
 from bench.setup import median, model_path, run
 from meshnet.engine.llamacpp.vocabulary import Vocabulary
 from meshnet.node.config import CHUNK_TOKENS
@@ -36,11 +54,15 @@ LOAD_COLUMNS = (
     Column("tokens/s in all"),
     Column("gap p50, ms"),
     Column("gap p99, ms"),
+    Column("Meshnet over 2 ÷ it", 2),
 )
 INTRUSION_COLUMNS = (
     Column(""),
+    Column("gap p50 before, ms", 0),
+    Column("gap p99 before, ms", 0),
     Column("gap p50, ms", 0),
     Column("gap p99, ms", 0),
+    Column("p99 ÷ before", 1),
     Column("longest, ms", 0),
     Column("long prompt's first token, s"),
 )
@@ -50,11 +72,15 @@ INTRUSION_COLUMNS = (
 class Sizes:
     """How much is asked for."""
 
-    levels: tuple[int, ...] = (1, 2, 4, 8, 16)
+    levels: tuple[int, ...] = (1, 2, 4, 8)
+    most: int = 16
+    """Readers of one more level, which takes long and so comes but once."""
     prompt: int = 16
     tokens: int = 48
     readers: int = 4
     """Under way when the long prompt comes."""
+    quiet: int = 64
+    """Pieces that each has got by then."""
     long: int = 2048
     room: int = 1536
     """Tokens that a reader may get until the long prompt is through."""
@@ -62,7 +88,7 @@ class Sizes:
     @property
     def slots(self) -> int:
         """Generations that a server must take at once."""
-        return max(*self.levels, self.readers + 1)
+        return max(*self.levels, self.most, self.readers + 1)
 
     @property
     def context(self) -> int:
@@ -70,15 +96,20 @@ class Sizes:
         return max(self.long, self.prompt + self.room) + 64
 
 
-QUICK = Sizes(levels=(1, 2), tokens=6, readers=2, long=192, room=64)
+QUICK = Sizes(levels=(1,), most=2, tokens=6, readers=2, quiet=8, long=192, room=64)
+
+
+def meshnet(nodes: int, threads: int) -> str:
+    """The name of Meshnet over that many nodes."""
+    return f"Meshnet, {nodes} x {threads} thread(s)"
 
 
 @asynccontextmanager
-async def meshnet_serve(path: Path, threads: int, sizes: Sizes) -> AsyncIterator[str]:
-    """The gateway over two nodes, as a user starts it; yields its address."""
+async def meshnet_serve(path: Path, nodes: int, threads: int, sizes: Sizes) -> AsyncIterator[str]:
+    """The gateway over so many nodes, as a user starts it; yields its address."""
     port = free_port(HERE)
     command = [sys.executable, "-c", "from meshnet.cli.entry import main; main()", "serve"]
-    command += [str(path), "--nodes", str(NODES), "--threads", str(threads), "--port", str(port)]
+    command += [str(path), "--nodes", str(nodes), "--threads", str(threads), "--port", str(port)]
     command += ["--ctx", str(sizes.context), "--sessions", str(sizes.slots), "--name", "model"]
     command += ["--speculation", "off"]
     with process(command) as running:
@@ -116,47 +147,57 @@ class Contest:
             progress(f"starting {name}")
             server = await self._stack.enter_async_context(llama_server(programs, chosen, places))
             self.add(name, server.url)
-        name = f"Meshnet, {NODES} x {threads} thread(s)"
-        progress(f"starting {name}")
-        self.add(name, await self._stack.enter_async_context(meshnet_serve(path, threads, sizes)))
+        for nodes in (1, NODES):
+            name = meshnet(nodes, threads)
+            progress(f"starting {name}")
+            serving = meshnet_serve(path, nodes, threads, sizes)
+            self.add(name, await self._stack.enter_async_context(serving))
         done()
 
 
-async def load_table(contest: Contest, path: Path, sizes: Sizes, runs: int) -> Table:
-    """Every level, every server, in turns."""
+async def load_table(contest: Contest, path: Path, sizes: Sizes, runs: int, split: str) -> Table:
+    """Every level, every server, in turns; ``split`` is the one that the others compare with."""
     names = [name for name in contest.clients if not name.endswith(f"batch {SMALL_BATCH}")]
     rows: list[tuple[str | int | float, ...]] = []
-    for level in sizes.levels:
+    for level in (*sizes.levels, sizes.most):
         made: dict[str, list[Load]] = {name: [] for name in names}
-        for number in range(runs):
+        for number in range(1 if level == sizes.most else runs):
             prompts = random_prompts(path, sizes.prompt, level, first=1000 * number)
             first = number % len(names)
             for name in names[first:] + names[:first]:
-                progress(f"{level} reader(s), run {number + 1} of {runs}: {name}")
+                progress(f"{level} reader(s), run {number + 1}: {name}")
                 made[name].append(await at_once(contest.clients[name], prompts, sizes.tokens))
+        rates = {name: [load.rate for load in loads] for name, loads in made.items()}
         for name in names:
             gaps = [gap for load in made[name] for gap in load.gaps_ms]
-            rate = median([load.rate for load in made[name]])
-            rows.append((level, name, rate, percentile(gaps, 50), percentile(gaps, 99)))
+            p50, p99 = percentile(gaps, 50), percentile(gaps, 99)
+            over = ratio(rates[split], rates[name])
+            rows.append((level, name, median(rates[name]), p50, p99, over))
     done()
     return Table("Readers at once:", LOAD_COLUMNS, tuple(rows))
 
 
-async def intrusion_table(contest: Contest, path: Path, sizes: Sizes) -> Table:
-    """Every server once: a long prompt while readers are under way."""
-    running = random_prompts(path, sizes.prompt, sizes.readers, first=20_000)
+async def intrusion_table(contest: Contest, path: Path, sizes: Sizes, left_out: str) -> Table:
+    """Every server once, but the one left out: a long prompt while readers are under way."""
+    prompts = random_prompts(path, sizes.prompt, sizes.readers, first=20_000)
+    readers = Readers(prompts, sizes.room, sizes.quiet)
     (long,) = random_prompts(path, sizes.long, 1, first=30_000)
 
     def row(name: str, made: Intrusion) -> tuple[str | float, ...]:
-        gaps = made.gaps_ms
-        return (name, percentile(gaps, 50), percentile(gaps, 99), max(gaps), made.first)
+        before, gaps = made.before_ms, made.gaps_ms
+        usual, beside = percentile(before, 99), percentile(gaps, 99)
+        middle = (percentile(before, 50), usual, percentile(gaps, 50), beside, beside / usual)
+        return (name, *middle, max(gaps), made.first)
 
     rows = []
     for name, client in contest.clients.items():
-        progress(f"a prompt of {sizes.long} beside {sizes.readers} readers: {name}")
-        rows.append(row(name, await intrude(client, running, sizes.room, long)))
+        if name != left_out:
+            progress(f"a prompt of {sizes.long} beside {sizes.readers} readers: {name}")
+            rows.append(row(name, await intrude(client, readers, long)))
     done()
-    caption = f"{sizes.readers} readers while a prompt of {sizes.long} tokens is computed:"
+    caption = (
+        f"{sizes.readers} readers before and while a prompt of {sizes.long} tokens is computed:"
+    )
     return Table(caption, INTRUSION_COLUMNS, tuple(rows))
 
 
@@ -172,20 +213,22 @@ async def main(options: argparse.Namespace) -> None:
         warm_up = random_prompts(path, sizes.prompt, 2, first=40_000)
         for client in contest.clients.values():
             await at_once(client, warm_up, sizes.tokens)
+        one, split = (meshnet(nodes, options.threads) for nodes in (1, NODES))
         tables = (
-            await load_table(contest, path, sizes, options.runs),
-            await intrusion_table(contest, path, sizes),
+            await load_table(contest, path, sizes, options.runs, split),
+            await intrusion_table(contest, path, sizes, one),
         )
     about = (
         conditions("bench.concurrency"),
         f"{path.name}, {sizes.tokens} tokens after prompts of {sizes.prompt}, streamed over HTTP. "
-        f"Tokens/s: median of {options.runs} runs in turns, prompts included in the time; gaps: of "
-        "all readers and runs.",
+        f"Tokens/s: median of {options.runs} runs in turns (one of {sizes.most} readers), prompts "
+        "included in the time; a ratio is the median of the runs'; gaps: of all readers and runs.",
     )
     finish(Report(NAME, about, tables), options)
 
 
 if __name__ == "__main__":
     parser = contest_parser(NAME, __doc__)
+    parser.set_defaults(runs=2)
     parser.add_argument("--threads", type=int, default=1, help="threads of each node and server")
     run(main(parser.parse_args()))

@@ -14,6 +14,8 @@ import httpx
 
 CONNECTIONS = 64
 ANSWER_SECONDS = 600.0
+UNDER_WAY = 4
+"""Pieces after which a reader's prompt no longer matters."""
 
 
 @dataclass(slots=True)
@@ -108,42 +110,53 @@ async def at_once(client: CompletionClient, prompts: Sequence[Sequence[int]], co
 
 @dataclass(frozen=True, slots=True)
 class Intrusion:
-    """What running readers saw while a long prompt was computed."""
+    """What running readers saw before a long prompt came, and while it was computed."""
 
+    before_ms: tuple[float, ...]
     gaps_ms: tuple[float, ...]
     first: float
     """Seconds until the long prompt's first token."""
 
 
-async def intrude(
-    client: CompletionClient, running: Sequence[Sequence[int]], room: int, long: Sequence[int]
-) -> Intrusion:
-    """Let readers run (for ``room`` tokens at most), then ask for one token after ``long``.
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Who reads while the long prompt comes: their prompts, and how many tokens each may get."""
 
-    The readers' gaps count that overlap the time from the request to its token.
+    prompts: Sequence[Sequence[int]]
+    room: int
+    quiet: int
+    """Pieces that each has got when the long prompt comes; more than ``UNDER_WAY``."""
+
+
+async def intrude(client: CompletionClient, readers: Readers, long: Sequence[int]) -> Intrusion:
+    """Let readers run, then ask for one token after ``long``.
+
+    The readers' gaps beside it are those that overlap the time from the request to its token.
     """
-    streams = [Stream(time.perf_counter()) for _ in running]
-    readers = [
-        asyncio.create_task(client.read(prompt, room, stream))
-        for prompt, stream in zip(running, streams, strict=True)
+    streams = [Stream(time.perf_counter()) for _ in readers.prompts]
+    running = [
+        asyncio.create_task(client.read(prompt, readers.room, stream))
+        for prompt, stream in zip(readers.prompts, streams, strict=True)
     ]
     try:
-        await _until(lambda: all(len(stream.times) >= 4 for stream in streams), readers)
+        await _until(lambda: all(len(stream.times) >= UNDER_WAY for stream in streams), running)
+        quiet = time.perf_counter()
+        await _until(lambda: all(len(stream.times) >= readers.quiet for stream in streams), running)
         intruder = Stream(time.perf_counter())
         await client.read(long, 1, intruder)
         end = intruder.times[0]
-        await _until(lambda: all(stream.times[-1] > end for stream in streams), readers)
+        await _until(lambda: all(stream.times[-1] > end for stream in streams), running)
     finally:
-        for reader in readers:
+        for reader in running:
             reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-    gaps = [
-        (after - before) * 1e3
-        for stream in streams
-        for before, after in itertools.pairwise(stream.times)
-        if after > intruder.asked and before < end
-    ]
-    return Intrusion(tuple(gaps), intruder.first)
+        await asyncio.gather(*running, return_exceptions=True)
+    gaps = [pair for stream in streams for pair in itertools.pairwise(stream.times)]
+    asked = intruder.asked
+    return Intrusion(
+        tuple((b - a) * 1e3 for a, b in gaps if a >= quiet and b <= asked),
+        tuple((b - a) * 1e3 for a, b in gaps if b > asked and a < end),
+        intruder.first,
+    )
 
 
 def gaps_ms(times: Sequence[float]) -> list[float]:

@@ -151,13 +151,18 @@ async def chain_on(
     context_length: int,
     *,
     flash_attention: bool = False,
+    ranges: Sequence[LayerRange] | None = None,
 ) -> AsyncIterator[tuple[ChainModel, list[NodeProcess]]]:
-    """The model over a node process at each place, cut as the commands cut it for one reader."""
+    """The model over a node process at each place, cut as the commands cut it for one reader.
+
+    Or by ``ranges``, one for each.
+    """
     options = NodeOptions(
         len(places), threads, context_length, sessions=1, flash_attention=flash_attention
     )
     model = LocalModel(path, path.stem)
-    cuts = cut_model(model, split(model, options), Settings.from_environment(), options)
+    wanted = split(model, options) if ranges is None else ranges
+    cuts = cut_model(model, wanted, Settings.from_environment(), options)
     processes = [
         NodeProcess(
             (*place.command, *WORKER_COMMAND),

@@ -138,7 +138,7 @@ def machines_of(count: int) -> dict[NodeId, Resources]:
     """Machines of 4 to 32 GiB and 20 to 400 GB/s."""
     rng = random.Random(7)
     return {
-        NodeId(f"node-{number:04}"): Resources(
+        NodeId(f"{number:016x}"): Resources(
             rng.randint(4 << 30, 32 << 30), rng.uniform(20e9, 400e9)
         )
         for number in range(count)

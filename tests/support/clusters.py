@@ -16,6 +16,7 @@ from meshnet.tracker.events import (
     Resources,
 )
 from meshnet.tracker.leases import Policy
+from meshnet.tracker.measurements import LinkReport, SpeedReport
 from meshnet.tracker.messages import (
     HeartbeatRequest,
     LoadReport,
@@ -66,9 +67,16 @@ def beat(
     incarnation: int = 1,
     hours: str = "",
     round_trip: float = 0.0,
+    speeds: Iterable[SpeedReport] = (),
+    links: Iterable[LinkReport] | None = None,
 ) -> HeartbeatRequest:
     machine = MachineReport(
-        memory_bytes=memory, bytes_per_second=speed, cores=1, disk_bytes=0, hours=hours
+        memory_bytes=memory,
+        bytes_per_second=speed,
+        cores=1,
+        disk_bytes=0,
+        hours=hours,
+        speeds=tuple(speeds),
     )
     return HeartbeatRequest(
         incarnation=incarnation,
@@ -76,6 +84,7 @@ def beat(
         work=tuple(work),
         load=load or LoadReport(),
         round_trip_seconds=round_trip,
+        links=None if links is None else tuple(links),
     )
 
 

@@ -37,10 +37,15 @@ from meshnet.node.stepper import EngineStepper
 from meshnet.session.chain import Chain, find_chain
 from meshnet.session.generate import ChainModel
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+from meshnet.transport.certificates import Role
 from meshnet.transport.channel import ChannelPool, SeamChannel
 from meshnet.transport.loopback import LoopbackNetwork
+from meshnet.transport.options import GrpcOptions
+from meshnet.transport.receipts import ReceiptBook, Signer
 from meshnet.transport.seam_client import GrpcTransport
 from meshnet.transport.seam_server import GrpcNodeServer
+from meshnet.transport.tls import Identity
+from tests.support.identities import member
 
 LAYERS = 6
 GREEDY = SamplingParams(temperature=0.0)
@@ -63,6 +68,8 @@ class Setup:
     keep_seconds: float = 0.0
     idle_seconds: float = 300.0
     grpc: bool = False
+    signed: bool = False
+    """Over gRPC with mutual TLS, so that there are receipts."""
     tracer: Tracer = NO_TRACER
 
     def recipe(self) -> Recipe:
@@ -88,8 +95,18 @@ class Mesh:
         self.setup = setup
         self.network = LoopbackNetwork()
         self.nodes: list[Node] = []
-        self.channels = ChannelPool(self._transport(None))
+        self.channels = self._pool(None, Role.GATEWAY)[0]
         self._wake = threading.Event()
+
+    def _pool(
+        self, origin: Address | None, role: Role = Role.NODE
+    ) -> tuple[ChannelPool, Identity | None]:
+        """Somebody's connections, and who that is."""
+        if not self.setup.signed:
+            return ChannelPool(self._transport(origin)), None
+        identity = member(role=role)
+        transport = GrpcTransport(self.setup.flow, GrpcOptions(tls=identity))
+        return ChannelPool(transport, ReceiptBook(Signer(identity))), identity
 
     def _transport(self, origin: Address | None) -> GrpcTransport:
         if self.setup.grpc:
@@ -100,7 +117,11 @@ class Mesh:
         """Start one more node."""
         number = len(self.nodes)
         name = f"node-{number + 1}"
-        address = Address("127.0.0.1:0" if self.setup.grpc else name)
+        grpc = self.setup.grpc or self.setup.signed
+        address = Address("127.0.0.1:0" if grpc else name)
+        channels, identity = self._pool(address)
+        if identity is not None:
+            name = identity.node_id
         naps: list[tuple[float, float]] = []
         engine = self._engine(number, layers, naps)
         limits = engine.capabilities().limits
@@ -110,7 +131,7 @@ class Mesh:
             engine,
             engine.capabilities(),
             EngineStepper(engine, self.setup.flow.max_queued_work, self.setup.pace),
-            ChannelPool(self._transport(address)),
+            channels,
             self.setup.flow,
             tracer=self.setup.tracer,
             boundaries=boundaries(recipe.fingerprint(), engine.capabilities().n_embd),
@@ -131,8 +152,8 @@ class Mesh:
         )
         shard = ShardNode(parts, capability, self.setup.chunk_tokens)
         server: GrpcNodeServer | None = None
-        if self.setup.grpc:
-            server = GrpcNodeServer(shard, address, self.setup.flow)
+        if grpc:
+            server = GrpcNodeServer(shard, address, self.setup.flow, GrpcOptions(tls=identity))
             address = await server.start()
         else:
             self.network.register(address, shard)

@@ -68,6 +68,11 @@ class Access:
         self._recalled = journal is None
         self.limiter = Limiter()
 
+    @property
+    def journals(self) -> bool:
+        """Whether it is written down what was used."""
+        return self._journal is not None
+
     async def caller(self, authorization: str) -> ApiKey | None:
         """Whose key an ``Authorization`` header holds; None if it may not come in.
 

@@ -11,6 +11,7 @@ from functools import partial
 from starlette.requests import ClientDisconnect
 
 from meshnet.domain.errors import MeshnetError
+from meshnet.domain.generation import FinishReason
 from meshnet.domain.status import StatusCode
 from meshnet.gateway.openai import Call
 from meshnet.gateway.requestlog import log
@@ -48,6 +49,10 @@ class _Choice:
             self.completion_tokens,
             opened.hops if opened is not None else (),
             summary.timings if summary is not None else (),
+            ended=summary is not None
+            and summary.finish_reason is FinishReason.STOP
+            and summary.stop_string is None,
+            signed=opened is not None and opened.signed,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.requests import ClientDisconnect
@@ -28,7 +28,7 @@ from meshnet.gateway.requestlog import REQUEST_ID, log, log_failure
 from meshnet.gateway.running import Running
 from meshnet.gateway.timings import combined, timings_asked, timings_object
 from meshnet.gateway.waiting import WaitingRoom
-from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
+from meshnet.session.service import GenerationSummary, Recovered, TextDelta, TextRequest
 from meshnet.tracker.apikeys import ApiKey
 from meshnet.tracker.usage import UsageRecord
 
@@ -165,12 +165,25 @@ class Answer(Response):
         room = self._shared.rooms[name]
         generations = []
         for index, request in enumerate(self._call.requests):
-            watched = self._tally.watched(index, request)
+            watched = replace(self._tally.watched(index, request), on_recovery=self._recovered)
             events = room.admitted(party, watched, partial(self._generation, index))
             generations.append(self._shared.figures.watched(name, events))
         async with aclosing(interleaved(generations)) as told:
             async for item in told:
                 yield item
+
+    def _recovered(self, recovered: Recovered) -> None:
+        self._shared.figures.recovered(self._call.model.name, recovered.pause_seconds)
+        log.warning(
+            "%s went on after %.2f s without a token, as session %s at %s with %d tokens computed "
+            "once more: %s",
+            self._reply.reply_id,
+            recovered.pause_seconds,
+            recovered.key,
+            recovered.hops[0],
+            recovered.replayed_tokens,
+            recovered.lost,
+        )
 
     async def _generation(self, index: int, request: TextRequest) -> AsyncGenerator[Event, None]:
         """One choice's events.

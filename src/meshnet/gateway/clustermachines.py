@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import NodeId
@@ -23,7 +24,6 @@ from meshnet.tracker import messages as msg
 from meshnet.tracker.events import ModelOffered
 from meshnet.tracker.forecast import Link
 from meshnet.tracker.placement import Machine
-from meshnet.tracker.service import TrackerService
 
 _STATES: Mapping[msg.MachineState, NodeState] = {
     msg.MachineState.READY: NodeState.READY,
@@ -35,46 +35,52 @@ _STATES: Mapping[msg.MachineState, NodeState] = {
 }
 
 
-class ClusterMachines(Machines):
-    """Machines that come and go, as far as they hold one of the cluster's models.
+class Tracker(Protocol):
+    """The cluster's tracker, wherever it runs; its methods raise any ``MeshnetError``."""
 
-    Belongs to the tracker's event loop.
-    """
+    async def status(self) -> msg.StatusReply:
+        """The cluster of now."""
+
+    async def tell(self, node: NodeId, verb: str) -> msg.StatusReply:
+        """``drain``, ``undrain`` or ``remove`` a machine."""
+
+    async def join_line(self) -> str:
+        """A token is made; gives the command that uses it."""
+
+
+class ClusterMachines(Machines):
+    """Machines that come and go, as far as they hold one of the cluster's models."""
 
     operations = frozenset(Operation)
 
-    def __init__(
-        self, service: TrackerService, offered: ModelOffered, join_line: Callable[[], str]
-    ) -> None:
-        """``offered`` is the model; ``join_line`` makes a token, and gives the command that uses
-        it."""
-        self._service = service
+    def __init__(self, tracker: Tracker, offered: ModelOffered) -> None:
+        """``offered`` is the model."""
+        self._tracker = tracker
         self._offered = offered
-        self._line = join_line
 
     async def look(self) -> NetworkView:
-        """What the tracker knows; nobody has to be asked."""
-        return view_of(self._service.status(), self._offered)
+        """What the tracker knows; no machine has to be asked."""
+        return view_of(await self._tracker.status(), self._offered)
 
     async def join_line(self) -> str:
         """See :class:`Machines`."""
-        return self._line()
+        return await self._tracker.join_line()
 
     async def drain(self, node_id: str) -> None:
         """See :class:`Machines`."""
-        self._service.drain(self._named(node_id))
+        await self._tell(node_id, "drain")
 
     async def undrain(self, node_id: str) -> None:
         """See :class:`Machines`."""
-        self._service.undrain(self._named(node_id))
+        await self._tell(node_id, "undrain")
 
     async def remove(self, node_id: str) -> None:
         """See :class:`Machines`."""
-        self._service.remove(self._named(node_id))
+        await self._tell(node_id, "remove")
 
     async def plan(self) -> WhatIf:
         """See :class:`Machines`; raises ``InvalidArgumentError`` while no machine is there."""
-        status = self._service.status()
+        status = await self._tracker.status()
         labels = labels_of(status.machines)
         machines = tuple(
             Machine(labels[it.node_id], it.machine.memory_bytes, it.machine.bytes_per_second)
@@ -89,10 +95,12 @@ class ClusterMachines(Machines):
         """See :class:`Machines`; computed beside the event loop."""
         return await asyncio.to_thread(plan_of, self._offered.shape, question)
 
-    def _named(self, label: str) -> NodeId:
-        for node_id, known in labels_of(self._service.status().machines).items():
+    async def _tell(self, label: str, verb: str) -> None:
+        status = await self._tracker.status()
+        for node_id, known in labels_of(status.machines).items():
             if label in (known, node_id):
-                return NodeId(node_id)
+                await self._tracker.tell(NodeId(node_id), verb)
+                return
         raise InvalidArgumentError("node", f"there is no machine {label!r}")
 
 

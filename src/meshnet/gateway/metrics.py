@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from meshnet.domain.errors import MeshnetError
 from meshnet.domain.metrics import LONG_SECONDS, SECONDS, Histogram, Metric, MetricKind, Sample
+from meshnet.domain.receipts import ReceiptState
 from meshnet.domain.status import StatusCode
 from meshnet.session.service import GenerationSummary, TextDelta
+from meshnet.transport.receipts import ReceiptBook
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
@@ -66,6 +68,25 @@ CACHED_TOKENS = _metric(
     "model",
 )
 COMPLETION_TOKENS = _metric("completion_tokens_total", COUNTER, "Tokens generated.", "model")
+RECOVERIES = _metric(
+    "recoveries_total",
+    COUNTER,
+    "Times that a generation lost a node and went on with another chain, or the same one again.",
+    "model",
+)
+RECOVERY_PAUSE = _metric(
+    "recovery_pause_seconds",
+    HISTOGRAM,
+    "How long such a generation had no token, from the last one before the loss.",
+    "model",
+)
+RECEIPTS = _metric(
+    "receipts_total",
+    COUNTER,
+    "Receipts of seams to heads by state: signed by both sides, disputed, the word of one side, or "
+    "dropped since nobody fetched them.",
+    "state",
+)
 
 GATEWAY_METRICS = (
     REQUESTS,
@@ -79,6 +100,9 @@ GATEWAY_METRICS = (
     PROMPT_TOKENS,
     CACHED_TOKENS,
     COMPLETION_TOKENS,
+    RECOVERIES,
+    RECOVERY_PAUSE,
+    RECEIPTS,
 )
 """Every metric of the gateway itself, in the order in which they are documented."""
 
@@ -93,6 +117,7 @@ class _ModelFigures:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    pauses: Histogram = field(default_factory=lambda: Histogram(LONG_SECONDS))
 
 
 async def no_samples() -> list[Sample]:
@@ -103,8 +128,14 @@ async def no_samples() -> list[Sample]:
 class GatewayFigures:
     """One gateway's counts since it started. Belongs to the gateway's event loop."""
 
-    def __init__(self, nodes: Callable[[], Awaitable[list[Sample]]] = no_samples) -> None:
-        """``nodes`` reads the samples of the nodes that the gateway's process looks after."""
+    def __init__(
+        self,
+        nodes: Callable[[], Awaitable[list[Sample]]] = no_samples,
+        receipts: ReceiptBook | None = None,
+    ) -> None:
+        """``nodes`` reads the samples of the nodes that the gateway's process looks after;
+        ``receipts``: the gateway's own, None where there are none."""
+        self._receipts = receipts
         self._nodes = nodes
         self._requests: Counter[tuple[str, str]] = Counter()
         self._seconds: dict[str, Histogram] = {}
@@ -117,6 +148,10 @@ class GatewayFigures:
         if route not in self._seconds:
             self._seconds[route] = Histogram(LONG_SECONDS)
         self._seconds[route].observe(seconds)
+
+    def recovered(self, model: str, pause_seconds: float) -> None:
+        """Count a generation of ``model`` that goes on after a loss."""
+        self._models.setdefault(model, _ModelFigures()).pauses.observe(pause_seconds)
 
     @contextmanager
     def waits(self, model: str) -> Iterator[None]:
@@ -166,6 +201,10 @@ class GatewayFigures:
 
     def _own(self) -> Iterator[Sample]:
         yield Sample(IN_FLIGHT, (), self.in_flight)
+        book = self._receipts
+        for state in ReceiptState:
+            yield Sample(RECEIPTS, (state.value,), 0 if book is None else book.counts[state])
+        yield Sample(RECEIPTS, ("dropped",), 0 if book is None else book.dropped)
         for labels, count in self._requests.items():
             yield Sample(REQUESTS, labels, count)
         for route, seconds in self._seconds.items():
@@ -180,3 +219,6 @@ class GatewayFigures:
             yield Sample(PROMPT_TOKENS, (model,), figures.prompt_tokens)
             yield Sample(CACHED_TOKENS, (model,), figures.cached_tokens)
             yield Sample(COMPLETION_TOKENS, (model,), figures.completion_tokens)
+            pauses = figures.pauses.read()
+            yield Sample(RECOVERIES, (model,), pauses.count)
+            yield Sample(RECOVERY_PAUSE, (model,), pauses)

@@ -36,10 +36,13 @@ def request_id(header: str | None) -> str:
 
 
 def log_failure(error: Exception, failure: Failure) -> None:
-    """One line for what is the client's trouble; the traceback as well for a fault of our own."""
+    """One line for what is the client's trouble; the traceback as well for a fault of our own.
+
+    Logs are kept, and what a client sent is in none of them: errors about it may quote it.
+    """
     if failure.http_status == 500:
-        log.error("failed: %s", error, exc_info=error)
+        log.error("failed: %s", type(error).__name__, exc_info=error)
     elif failure.http_status > 500:
         log.warning("failed (%s): %s", failure.code, error)
     else:
-        log.info("refused (%s): %s", failure.code, error)
+        log.info("refused (%s)", failure.code)

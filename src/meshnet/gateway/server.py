@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from meshnet.domain.errors import InvalidArgumentError
-from meshnet.tracker.face_ready import ReadyServer
+from meshnet.tracker.face_ready import PunctualProtocol, ReadyServer
 
 log = logging.getLogger("meshnet.gateway")
 
@@ -23,6 +23,15 @@ CANCEL_SECONDS = 0.4
 """After that: how long cancelled generations may take to end. Then connections are cut."""
 CUT_SECONDS = 0.2
 """After that: how long the server may take to notice."""
+
+
+class _Protocol(PunctualProtocol):
+    """One client's connection."""
+
+    first_request_seconds = 30.0
+    # Longer than what clients and proxies keep an idle connection for, which is 5 to 60 s: one that
+    # is closed while the next request comes would break that.
+    next_request_seconds = 75.0
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -85,7 +94,7 @@ async def serve_on(
     """
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -93,6 +102,7 @@ async def serve_on(
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        timeout_keep_alive=int(_Protocol.next_request_seconds),
     )
     url = url_of(listener)
     server = ReadyServer(config)

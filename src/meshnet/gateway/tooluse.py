@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.gateway.formats import ToolChoice
-from meshnet.gateway.schema import REFUSED_IN_FUNCTION, EarlierCall, OfferedFunction, refuse
+from meshnet.gateway.schema import EarlierCall, OfferedFunction
 from meshnet.session.service import ModelService
 from meshnet.session.tools.families import OutputFormat, output_format
 from meshnet.session.tools.parser import OutputTerms
@@ -27,12 +27,10 @@ def offered(
     """The tools as chat templates know them; none if the model is not to use any.
 
     ``where`` names a function in complaints. Raises :class:`InvalidArgumentError` for a function
-    that is there twice, and for a ``strict`` one where the model isn't held to calls.
+    that is there twice.
     """
     names: set[str] = set()
-    refused = {"strict": (False, True)} if choice.required else REFUSED_IN_FUNCTION
     for index, function in enumerate(functions):
-        refuse(function, refused, where=where.format(index))
         if function.name in names:
             raise InvalidArgumentError(
                 f"{where.format(index)}name", f"{function.name!r} is there twice"

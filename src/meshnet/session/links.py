@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from meshnet.domain.errors import InvalidArgumentError
@@ -73,23 +74,45 @@ async def measure_links(channels: ChannelPool, chain: Chain) -> tuple[Link, ...]
     if len(chain.hops) == 1:
         return ()
     # One after the other, since they may share a cable.
-    return tuple([await _measure(channels.peer(hop.address, hop.node_id)) for hop in chain.hops])
+    return tuple([await measure(channels.peer(hop.address, hop.node_id)) for hop in chain.hops])
 
 
-async def _measure(peer: Peer) -> Link:
+async def measure(peer: Peer) -> Link:
+    """The link from here to a node; raises what its ``capability`` raises."""
+    return await measure_by(partial(_ask, peer), PADDING)
+
+
+async def round_trip(peer: Peer) -> Link:
+    """The same, but for its rate, which is left at one byte a second."""
+    return await measure_by(partial(_ask, peer), ())
+
+
+async def measure_by(ask: Callable[[int], Awaitable[object]], paddings: Sequence[int]) -> Link:
+    """The link to whoever answers ``ask``, which sends so many bytes; raises what that raises.
+
+    ``paddings`` are how many are sent to learn the rate, which without any is left at one byte a
+    second.
+    """
     # The first answer also sets up the connection.
-    await peer.capability(ASK_SECONDS)
-    round_trip = min([await _time(peer, 0) for _ in range(PINGS)])
-    speed = 0.0
-    for padding in PADDING:
-        taken = await _time(peer, padding)
-        speed = padding / max(taken - round_trip, 1e-6)
-        if taken - round_trip >= LONG_ENOUGH_SECONDS:
+    await ask(0)
+    trip = min([await _time(ask, 0) for _ in range(PINGS)])
+    speed = 1.0
+    for padding in paddings:
+        taken = await _time(ask, padding)
+        if taken - trip >= LONG_ENOUGH_SECONDS and padding < paddings[-1]:
+            # So little may also have taken long because somebody was busy for a moment.
+            taken = min(taken, await _time(ask, padding))
+        speed = padding / max(taken - trip, 1e-6)
+        if taken - trip >= LONG_ENOUGH_SECONDS:
             break
-    return Link(speed, round_trip)
+    return Link(speed, trip)
 
 
-async def _time(peer: Peer, padding: int) -> float:
-    started = time.perf_counter()
+async def _ask(peer: Peer, padding: int) -> None:
     await peer.capability(ASK_SECONDS, padding)
+
+
+async def _time(ask: Callable[[int], Awaitable[object]], padding: int) -> float:
+    started = time.perf_counter()
+    await ask(padding)
     return time.perf_counter() - started

@@ -48,4 +48,5 @@ def _attributes(summary: GenerationSummary) -> dict[str, str | int | float]:
         "gen_ai.usage.output_tokens": summary.completion_tokens,
         "meshnet.cached_tokens": summary.cached_tokens,
         "meshnet.first_token_ms": summary.seconds_to_first_token * 1e3,
+        "meshnet.recoveries": len(summary.pauses),
     }

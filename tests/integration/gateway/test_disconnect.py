@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from meshnet.gateway import server
 from meshnet.gateway.config import GatewayConfig
 from tests.support.live_gateway import LOCAL, live_gateway, until
 from tests.support.scripted_model import Script, ScriptedModel
@@ -100,3 +101,52 @@ async def test_a_body_over_the_limit_is_answered_while_the_client_still_sends() 
         writer.write(b"400\r\n" + b" " * 0x400 + b"\r\n")
         async with asyncio.timeout(2):
             assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+
+
+async def test_a_head_that_does_not_come_to_its_end_closes_the_connection(monkeypatch) -> None:
+    monkeypatch.setattr(server._Protocol, "first_request_seconds", 0.2)
+    async with connection(ScriptedModel()) as (reader, writer):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        async with asyncio.timeout(2):
+            assert await reader.read() == b""
+
+
+async def test_a_body_that_trickles_is_answered_and_its_connection_closed() -> None:
+    config = GatewayConfig(client_timeout_seconds=0.3)
+    async with connection(ScriptedModel(), config) as (reader, writer):
+        head, _, body = post().partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+
+        async def trickle() -> None:
+            for byte in body:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.02)
+
+        trickling = asyncio.create_task(trickle())
+        async with asyncio.timeout(2):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        trickling.cancel()
+
+
+async def test_a_body_in_pieces_without_a_length_is_read() -> None:
+    async with connection(ScriptedModel(Script("Hello"))) as (reader, writer):
+        head, _, body = post().partition(b"\r\n\r\n")
+        lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+        pieces = b"".join(b"1\r\n" + bytes([byte]) + b"\r\n" for byte in body)
+        writer.write(b"\r\n".join([*lines, b"Transfer-Encoding: chunked", b"", pieces]))
+        writer.write(b"0\r\n\r\n")
+        async with asyncio.timeout(2):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_requests_that_come_in_one_piece_are_answered_in_their_order() -> None:
+    model = ScriptedModel(lambda request: Script(bytes(request.prompt).decode().upper()))
+    async with connection(model) as (reader, writer):
+        writer.write(b"".join(post(prompt=f"q{number}") for number in range(3)))
+        async with asyncio.timeout(5):
+            for number in range(3):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200")
+                length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+                answer = json.loads(await reader.readexactly(length))
+                assert answer["choices"][0]["text"] == f"Q{number}"

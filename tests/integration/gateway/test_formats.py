@@ -5,7 +5,7 @@ The model has random weights, so that only the grammars make sense of its answer
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,10 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
-from meshnet.engine.llamacpp.grammars import LlamaGrammars
-from meshnet.engine.llamacpp.vocabulary import Vocabulary
-from meshnet.session.generate import ChainModel
-from tests.support.gguf_values import CHAT_TEMPLATE
 from tests.support.live_gateway import live_gateway
-from tests.support.llama_mesh import llama_mesh
-from tests.support.mesh import LAYERS, mesh
-from tests.support.tiny_gguf import TinyModel, build
+from tests.support.mesh import mesh
+from tests.support.tiny_server import tiny_server
 
-TEMPLATE = (
-    '{% if tools %}{{ tools }} <tool_call>{"name": n, "arguments": a}</tool_call>{% endif %}'
-    + CHAT_TEMPLATE
-)
 SCHEMA = {
     "type": "object",
     "properties": {"n": {"type": "integer", "minimum": 5}, "ok": {"type": "boolean"}},
@@ -56,19 +47,11 @@ class Answer(BaseModel):
 
 @asynccontextmanager
 async def tiny_client(path: Path) -> AsyncIterator[AsyncOpenAI]:
-    described = {"tokenizer.chat_template": TEMPLATE}
-    model = build(path / "tiny.gguf", TinyModel(layers=LAYERS), described=described)
-    async with llama_mesh(model, path / "cache", (3,), context_length=2048) as nodes:
-        with Vocabulary.load(model) as vocabulary, closing(LlamaGrammars(model)) as grammars:
-            chain = await nodes.chain()
-            served = ChainModel("tiny", vocabulary, chain, nodes.channels, grammars=grammars)
-            async with (
-                live_gateway(served) as url,
-                AsyncOpenAI(
-                    base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60
-                ) as client,
-            ):
-                yield client
+    async with (
+        tiny_server(path) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        yield client
 
 
 async def test_formats_of_chats(tmp_path: Path) -> None:
@@ -132,6 +115,21 @@ async def test_enforced_calls(tmp_path: Path) -> None:
         (item,) = given.output
         assert item.type == "function_call"
         jsonschema.validate(json.loads(item.arguments), SCHEMA)
+
+
+async def test_strict_functions_beside_text(tmp_path: Path) -> None:
+    async with tiny_client(tmp_path) as client:
+        for temperature in (0.0, 1.0):
+            said = await client.chat.completions.create(
+                **ASK, tools=TOOLS, temperature=temperature, n=2, max_tokens=100
+            )
+            for choice in said.choices:
+                assert "<tool_call>" not in (choice.message.content or "")
+        flat: Any = [{"type": "function", **TOOLS[0]["function"]}]
+        given = await client.responses.create(**(ITEMS | {"max_output_tokens": 9}), tools=flat)
+        (tool,) = given.tools
+        assert tool.type == "function"
+        assert tool.strict is True
 
 
 async def test_what_cant_be_followed_is_a_bad_request_that_names_its_parameter(

@@ -135,6 +135,25 @@ async def test_a_chat_stream_with_logprobs_has_every_token_once() -> None:
     assert [len(token.top_logprobs) for token in tokens] == [1, 1, 1]
 
 
+async def test_how_tokens_are_chosen_is_the_client_s_to_say() -> None:
+    model = ScriptedModel()
+    async with async_client(model) as client:
+        await client.chat.completions.create(
+            model="scripted",
+            messages=HELLO,
+            seed=7,
+            logit_bias={"65": -100, "66": 2},
+            temperature=0.5,
+            top_p=0.9,
+            presence_penalty=0.25,
+            frequency_penalty=0.5,
+        )
+    chosen = model.requests[0].sampling
+    assert (chosen.seed, chosen.logit_bias) == (7, {65: -100.0, 66: 2.0})
+    assert (chosen.temperature, chosen.top_p) == (0.5, 0.9)
+    assert (chosen.presence_penalty, chosen.frequency_penalty) == (0.25, 0.5)
+
+
 async def test_models() -> None:
     async with async_client(ScriptedModel()) as client:
         listed = [model.id async for model in client.models.list()]

@@ -16,7 +16,7 @@ from meshnet.session.schema_grammar.gbnf import GrammarWriter
 from meshnet.session.tools.constrained import AnswerWriter, OfferedCall
 from meshnet.session.tools.families import output_format
 from meshnet.session.tools.parser import OutputTerms
-from meshnet.session.tools.parts import Reasoning, ToolCall
+from meshnet.session.tools.parts import Reasoning, Text, ToolCall
 from tests.support.random_texts import random_text
 from tests.support.scripted_model import Templated
 from tests.support.tiny_gguf import build
@@ -44,24 +44,49 @@ FORMS = TEMPLATES | {
 WORDS = ("</think>", "\n</parameter>")
 
 
-@pytest.fixture
-def vocabulary(tmp_path: Path) -> Iterator[Vocabulary]:
-    with Vocabulary.load(build(tmp_path / "tiny.gguf")) as loaded:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def vocabulary(model: Path) -> Iterator[Vocabulary]:
+    with Vocabulary.load(model) as loaded:
         yield loaded
 
 
-@pytest.fixture
-def grammars(tmp_path: Path) -> Iterator[LlamaGrammars]:
-    made = LlamaGrammars(tmp_path / "tiny.gguf")
+@pytest.fixture(scope="module")
+def grammars(model: Path) -> Iterator[LlamaGrammars]:
+    made = LlamaGrammars(model)
+    # Its process is there before the first test, which is not to leave one behind.
+    made.check('root ::= "a"')
     yield made
     made.close()
 
 
-def grammar_of(template: str, names: tuple[str, ...], *, single: bool, begun: bool) -> str:
+def grammar_of(
+    template: str,
+    names: tuple[str, ...],
+    *,
+    single: bool = False,
+    begun: bool = False,
+    free: bool = False,
+) -> str:
     writer = GrammarWriter()
     answer = AnswerWriter(writer, Templated(template), output_format(template))
     calls = answer.calls([OfferedCall(it, SCHEMAS[it], it) for it in names], single=single)
-    return writer.text(answer.after_reasoning(calls, begun=begun))
+    body = answer.by_choice(calls) if free else calls
+    return writer.text(answer.after_reasoning(body, begun=begun))
+
+
+def temptations(template: str) -> tuple[str, ...]:
+    """What would be read as calls whose arguments don't follow their schemas, and markers."""
+    family = output_format(template).calls
+    assert family is not None
+    wrong = ('{"name": "weather", "arguments": {}}', '{"name": "now", "parameters": {"a": 1}}')
+    xml = ("<function=weather>\n</function>", "<function=weather>\n<parameter=days>\nx")
+    marked = [opener + it for opener in family.openers for it in (*wrong, *xml, "\n", "")]
+    return (*WORDS, *wrong, *marked, " \n" + wrong[0], '{ "name')
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -97,6 +122,51 @@ def test_a_named_function_is_the_only_one_that_is_called(form, grammars, vocabul
         parser = OutputTerms(output_format(FORMS[form]), SCHEMAS).parser()
         calls = [it for it in (*parser.feed(text), *parser.finish()) if isinstance(it, ToolCall)]
         assert calls == [ToolCall("now", "{}")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_where_a_model_may_call_no_reader_finds_a_call_that_breaks_its_schema(
+    form, grammars, vocabulary
+):
+    template = FORMS[form]
+    tempting = temptations(template)
+    grammar = grammar_of(template, tuple(SCHEMAS), free=True)
+    texts = 0
+    for seed in range(15):
+        text = random_text(grammars, vocabulary, grammar, seed, tempting)
+        parser = OutputTerms(output_format(template), SCHEMAS).parser()
+        parts = [*parser.feed(text), *parser.finish()]
+        texts += any(isinstance(part, Text) for part in parts)
+        for part in parts:
+            if isinstance(part, ToolCall):
+                jsonschema.validate(json.loads(part.arguments), SCHEMAS[part.name])
+    assert texts
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_where_a_model_may_call_it_may_also_say_something_first_or_nothing_else(
+    form, grammars, vocabulary
+):
+    template = FORMS[form]
+    calls = grammar_of(template, tuple(SCHEMAS), single=True)
+    free = grammar_of(template, tuple(SCHEMAS), single=True, free=True)
+    call = random_text(grammars, vocabulary, calls, 1)
+    family = output_format(template).calls
+    assert family is not None
+    for text in (call, "Grüße <|\n", "" if family.bare else f"I look < [.\n{call}"):
+        tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+        for place, token in enumerate(tokens):
+            assert grammars.one(free, tokens[:place], token), text[:place]
+        ending = next(iter(vocabulary.end_of_generation))
+        assert grammars.one(free, tokens, ending), text
+
+
+def test_arguments_that_nobody_described_may_be_any():
+    template = FORMS["qwen-xml"]
+    writer = GrammarWriter()
+    answer = AnswerWriter(writer, Templated(template), output_format(template))
+    body = answer.calls([OfferedCall("f", {"type": "object"}, "tools[0]")], single=True)
+    assert "<parameter=" in writer.text(body)
 
 
 def test_what_a_form_cant_say_is_refused_by_name():

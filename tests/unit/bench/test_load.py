@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-from bench.load import CompletionClient, Stream, at_once, gaps_ms, intrude, percentile
+from bench.load import (
+    UNDER_WAY,
+    CompletionClient,
+    Readers,
+    Stream,
+    at_once,
+    gaps_ms,
+    intrude,
+    percentile,
+)
 
 PROMPT = (1, 2, 3)
 
@@ -16,11 +26,14 @@ PROMPT = (1, 2, 3)
 class Words(httpx.AsyncByteStream):
     """The stream of a server that says one word for each token, and then the usage."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, pause: float) -> None:
         self._count = count
+        self._pause = pause
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for _ in range(self._count):
+            if self._pause:
+                await asyncio.sleep(self._pause)
             yield _event({"choices": [{"text": "word"}], "usage": None})
         yield _event({"choices": [{"text": "", "finish_reason": "length"}]})
         yield _event({"choices": [], "usage": {"completion_tokens": self._count}})
@@ -31,11 +44,13 @@ def _event(content: object) -> bytes:
     return f"data: {json.dumps(content)}\n\n".encode()
 
 
-def _client(asked: list[dict[str, object]], status: int = 200) -> CompletionClient:
+def _client(
+    asked: list[dict[str, object]], status: int = 200, pause: float = 0.0
+) -> CompletionClient:
     def answer(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
         asked.append(body)
-        return httpx.Response(status, stream=Words(body["max_tokens"]))
+        return httpx.Response(status, stream=Words(body["max_tokens"], pause))
 
     return CompletionClient("http://server", "model", [7], httpx.MockTransport(answer))
 
@@ -66,10 +81,21 @@ async def test_a_refusal_ends_the_measurement() -> None:
     await client.close()
 
 
+async def test_a_long_prompts_readers_are_watched_before_it_and_beside_it() -> None:
+    asked: list[dict[str, object]] = []
+    client = _client(asked, pause=0.001)
+    found = await intrude(client, Readers([PROMPT, PROMPT], 500, 20), (1,) * 50)
+    await client.close()
+    assert [body["max_tokens"] for body in asked] == [500, 500, 1]
+    assert len(found.before_ms) >= 2 * (20 - 2 * UNDER_WAY)
+    assert len(found.gaps_ms) >= 2
+    assert found.first > 0
+
+
 async def test_readers_that_end_before_the_long_prompt_does_are_no_result() -> None:
     client = _client([])
     with pytest.raises(SystemExit, match="too early"):
-        await intrude(client, [PROMPT], 5, PROMPT)
+        await intrude(client, Readers([PROMPT], 5, 5), PROMPT)
     await client.close()
 
 

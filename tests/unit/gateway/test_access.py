@@ -234,11 +234,11 @@ async def test_what_an_answer_used_is_written_down(stream: bool) -> None:
         )
     assert (record.request_id, record.key_id, record.model) == ("mine", "key-a", "scripted")
     assert (record.prompt_tokens, record.completion_tokens, record.end) == (5, 6, "done")
-    # Two choices of 5 + 3 tokens, through three layers and one.
-    assert record.token_layers == 2 * 8 * 4
+    # Two choices of 5 + 3 tokens, of which the last isn't computed, through three layers and one.
+    assert record.token_layers == 2 * 7 * 4
     assert [(node.node_id, node.token_layers) for node in record.nodes] == [
-        ("head", 48),
-        ("tail", 16),
+        ("head", 42),
+        ("tail", 14),
     ]
 
 

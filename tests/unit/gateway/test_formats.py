@@ -83,11 +83,26 @@ def test_what_an_answer_may_be(parameters, called, answers):
     assert len(model.tools[0] or []) == (0 if parameters.get("tool_choice") == "none" else 2)
 
 
-def test_calls_that_are_asked_for_may_be_strict():
-    strict = [tool("one", strict=True)]
-    assert grammar_of(chat(tools=strict, tool_choice="required"))
-    with pytest.raises(InvalidArgumentError, match="strict"):
+def test_a_strict_function_is_called_by_its_schema_only_and_others_with_any_object():
+    tools = [tool("one", strict=True), tool("two", strict=False)]
+    made = grammar_of(chat(tools=tools))
+    assert '"\\"one\\"" ":"' in made, "a member of its schema"
+    assert '"\\"two\\"" ":"' not in made
+    assert "object ::=" in made
+    assert made.splitlines()[0].endswith("{0,15} )?"), "calls, or none"
+    assert grammar_of(chat(tools=tools, tool_choice="none")) == ""
+    for choice in ({"tool_choice": "required"}, {"response_format": SCHEMA}):
+        every = grammar_of(chat(tools=tools, **choice))
+        assert "object ::=" not in every, "where a call is asked for, all have their schemas"
+
+
+def test_what_cant_be_kept_of_a_strict_function_is_refused_by_its_place():
+    beyond = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    strict = [tool("one", strict=True, parameters=beyond)]
+    with pytest.raises(InvalidArgumentError, match="uniqueItems") as refused:
         chat(tools=strict)
+    assert refused.value.details["field"] == "tools[0].function.parameters"
+    assert grammar_of(chat(tools=[tool("one", parameters=beyond), tool("two", strict=True)]))
 
 
 def test_a_single_call_has_none_after_it():

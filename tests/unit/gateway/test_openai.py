@@ -137,7 +137,7 @@ def test_values_that_change_nothing_and_unknown_parameters_are_let_through() -> 
             "tools[0].function.parameters",
         ),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
             "tools[0].function.strict",
         ),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -182,6 +182,9 @@ def test_values_that_change_nothing_and_unknown_parameters_are_let_through() -> 
         ({"stop": ""}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 1001}, "stop"),
+        ({"top_k": int("9" * 400)}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
         ({"logit_bias": {"65": 101}}, "logit_bias.65"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a"),
         ({"logit_bias": {"9999": 1}}, "logit_bias"),

@@ -110,7 +110,7 @@ def test_items_become_turns_and_an_assistant_s_items_one_turn() -> None:
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].name"),
         ({"tools": [TOOL | {"type": "custom"}]}, "tools[0].type"),
-        ({"tools": [TOOL | {"strict": True}]}, "tools[0].strict"),
+        ({"tools": [TOOL | {"strict": 1}]}, "tools[0].strict"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

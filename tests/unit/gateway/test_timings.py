@@ -35,7 +35,12 @@ async def answer(stream: bool, headers: dict[str, str]) -> list[dict[str, object
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_last_object_alone_has_timings_where_they_are_asked_for(stream):
     *chunks, last = await answer(stream, {HEADER: "1"})
-    assert last["meshnet_timings"] == {"first_token_ms": 0.0, "total_ms": 0.0, "hops": []}
+    assert last["meshnet_timings"] == {
+        "first_token_ms": 0.0,
+        "total_ms": 0.0,
+        "pauses_ms": [],
+        "hops": [],
+    }
     assert not any("meshnet_timings" in chunk for chunk in chunks)
 
 

@@ -66,7 +66,7 @@ class Table:
         self.begun: list[object] = []
         self.done: list[object] = []
 
-    def route(self):
+    async def route(self):
         if not self.names:
             raise NodeNotReadyError("layers [0, 4)")
         step = 4 // len(self.names)

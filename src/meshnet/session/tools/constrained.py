@@ -7,7 +7,7 @@ grammar allows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,19 +19,26 @@ from meshnet.session.schema_grammar.gbnf import (
     GrammarWriter,
     Range,
     characters,
+    common_ranges,
     either,
     literal,
     minus,
+    without,
 )
 from meshnet.session.tools.families import OutputFormat
-from meshnet.session.tools.grammars import DEEPSEEK_CALL, DEEPSEEK_SEPARATOR
+from meshnet.session.tools.grammars import CALL_KEYS, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR
 
 MAX_CALLS: Final = 16
 """Calls of one answer."""
+MAX_PARAMETERS: Final = 64
+"""Of a call whose function doesn't say which it has."""
 LINE: Final = "\n"
 _END_OF_PARAMETER: Final = literal("\n</parameter>\n")
 _FENCE: Final = literal("\n```")
 _ANY: Final[Sequence[Range]] = ((0x01, 0xD7FF), (0xE000, 0x10FFFF))
+_SPACE: Final = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspace())
+"""What a reader skips before a call without a marker: no higher code is space."""
+_SPACE_RANGES: Final = common_ranges([(ord(it), ord(it)) for it in _SPACE], _ANY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +84,61 @@ class AnswerWriter:
             return f"<[{ids[0]}]>"
         return literal(text)
 
+    def by_choice(self, calls: str) -> str:
+        """The body of ``calls``, of text, or of text and then calls where the form knows that.
+
+        Its text holds nothing that the form's reader would take for the beginning of a call.
+        """
+        family = self._form.calls
+        if family is None:
+            return calls
+        text = self._text_rules(family.openers)
+        return either([calls, self._no_object(text)]) if family.bare else f"{text['']} ( {calls} )?"
+
     def text_without(self, word: str) -> str:
-        """Any text that ``word`` isn't a part of (Knuth, Morris and Pratt, 1977)."""
-        names = [self.writer.reserve() for _ in word]
-        for begun, name in enumerate(names):
-            steps: dict[str, int] = {}
-            for character in dict.fromkeys(word):
-                steps[character] = _begun(word, word[:begun] + character)
-            others = minus(_ANY, [(ord(it), ord(it)) for it in steps])
-            bodies = [f"{characters(others)} {names[0]}"]
-            bodies += [f"{literal(it)} {names[n]}" for it, n in steps.items() if n < len(word)]
+        """Any text that ``word`` isn't a part of."""
+        return self._text_rules((word,))[""]
+
+    def _text_rules(self, words: Sequence[str]) -> Mapping[str, str]:
+        """Rules for any text that none of ``words`` is a part of, where one of them has begun.
+
+        By what of it was there; "" is the whole text's (Aho and Corasick, 1975).
+        """
+        begun = dict.fromkeys(word[:length] for word in words for length in range(len(word)))
+        names = {it: self.writer.reserve() for it in begun}
+        for start, name in names.items():
+            steps = {it: _begun(words, start + it) for it in dict.fromkeys("".join(words))}
+            # Few alternatives: libllama tries each of them for each token of the vocabulary.
+            steps = {it: then for it, then in steps.items() if then != ""}
+            bodies = [f"{characters(_others(steps))} {names['']}"]
+            bodies += [f"{literal(it)} {names[then]}" for it, then in steps.items() if then]
             self.writer.define(name, " | ".join([*bodies, EMPTY]))
-        return names[0]
+        return names
+
+    def _no_object(self, text: Mapping[str, str]) -> str:
+        """The name of a rule: any ``text`` but one that begins as a call without a marker.
+
+        That is an object whose first key is a call's.
+        """
+        firsts = {start: name for start, name in text.items() if len(start) == 1}
+        going_on = [f"{literal(start)} {name}" for start, name in firsts.items()]
+        begin, inside = self.writer.reserve(), self.writer.reserve()
+        for name, special in ((begin, "{"), (inside, '"')):
+            others = _others([*_SPACE, special, *firsts])
+            bodies = [f"{characters(_SPACE_RANGES)} {name}", f"{characters(others)} {text['']}"]
+            after = inside if name == begin else self._no_key(firsts, text[""])
+            bodies += [*going_on, f"{literal(special)} {after}", EMPTY]
+            self.writer.define(name, " | ".join(bodies))
+        return begin
+
+    def _no_key(self, firsts: Iterable[str], after: str) -> str:
+        """The name of a rule: a key that isn't a call's, its closing quote and what comes after."""
+        # Nor one that a marker begins in: its reader would look for calls there.
+        inner = _others(['"', "\\", *firsts])
+        tail = self.writer.rule(f"{characters(inner)}*")
+        return self.writer.rule(
+            f'{without(self.writer, inner, sorted(CALL_KEYS), tail)} "\\"" {after}'
+        )
 
     def objects(self, functions: Sequence[OfferedCall], key: str) -> str:
         """The name of a rule: a call as a JSON object, the arguments under ``key``."""
@@ -111,9 +161,17 @@ class AnswerWriter:
         return f"{call} {more}{{0,{most - 1}}}"
 
 
-def _begun(word: str, text: str) -> int:
-    """Of how many characters the longest beginning of ``word`` is that ``text`` ends with."""
-    return next(n for n in range(len(word), -1, -1) if text.endswith(word[:n]))
+def _begun(words: Sequence[str], text: str) -> str | None:
+    """The longest beginning of one of ``words`` that ``text`` ends with; None for a whole one."""
+    if text.endswith(tuple(words)):
+        return None
+    starts = (text[at:] for at in range(len(text) + 1))
+    return next(it for it in starts if any(word.startswith(it) for word in words))
+
+
+def _others(taken: Iterable[str]) -> list[Range]:
+    """All characters but these."""
+    return minus(_ANY, [(ord(it), ord(it)) for it in taken])
 
 
 def _object_schema(function: OfferedCall) -> dict[str, object]:
@@ -146,6 +204,8 @@ def _xml_parameters(answer: AnswerWriter, function: OfferedCall) -> str:
     schema = _object_schema(function)
     rules = SchemaRules(answer.writer, schema, function.field)
     rules.value()  # Refuses what isn't offered; the form is written here.
+    if "properties" not in schema and schema.get("additionalProperties", True) is True:
+        return _any_xml_parameters(answer)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     parts = []
     for name, value in properties.items() if isinstance(properties, dict) else ():
@@ -160,6 +220,14 @@ def _xml_parameters(answer: AnswerWriter, function: OfferedCall) -> str:
         must = isinstance(required, list) and name in required
         parts.append(answer.writer.rule(whole) + ("" if must else "?"))
     return " ".join(parts) or EMPTY
+
+
+def _any_xml_parameters(answer: AnswerWriter) -> str:
+    begin, end = literal("<parameter="), literal(f">{LINE}")
+    name = f"{characters(_others('>' + LINE))}{{1,64}}"
+    value = answer.text_without("</parameter>")
+    one = answer.writer.rule(f"{begin} {name} {end} {value} {_END_OF_PARAMETER}")
+    return f"{one}{{0,{MAX_PARAMETERS}}}"
 
 
 def _xml_value(answer: AnswerWriter, rules: SchemaRules, schema: object, pointer: str) -> str:

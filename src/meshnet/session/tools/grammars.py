@@ -19,7 +19,8 @@ Steps = Generator[ToolCall | None, str, None]
 Grammar = Callable[[str, Tools], Steps]
 """Made of the opening marker and the tools on offer."""
 
-_CALL_KEYS = frozenset({"name", "type", "parameters", "arguments"})
+CALL_KEYS = frozenset({"name", "type", "parameters", "arguments"})
+"""One of them comes first in a call that no marker begins."""
 
 
 class NoCallError(Exception):
@@ -54,7 +55,7 @@ def llama(opener: str, tools: Tools) -> Steps:
     while True:
         if character != "{":
             _refuse(f"{character!r} begins no call")
-        text = yield from _json_text(character, _CALL_KEYS if bare else None)
+        text = yield from _json_text(character, CALL_KEYS if bare else None)
         value = _json_value(text)
         if bare and (str(value.get("name")) not in tools or _given(value) is None):
             _refuse("no tool of that name is on offer")

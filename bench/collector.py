@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A span as it came."""
+    """A span as it came; times are Unix nanoseconds."""
 
     service: str
     instance: str
@@ -24,6 +24,8 @@ class Exported:
     trace_id: str
     span_id: str
     parent_id: str
+    began: int
+    ended: int
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Collector:
                             span.trace_id.hex(),
                             span.span_id.hex(),
                             span.parent_span_id.hex(),
+                            span.start_time_unix_nano,
+                            span.end_time_unix_nano,
                         )
                     )
 
