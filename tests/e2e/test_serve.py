@@ -26,10 +26,10 @@ CHAT = {
 
 
 @asynccontextmanager
-async def served(model, env) -> AsyncIterator[tuple[Command, httpx.AsyncClient]]:
+async def served(model, env, *more: str) -> AsyncIterator[tuple[Command, httpx.AsyncClient]]:
     """A server on a free port, and a client for it."""
     options = ("--port", "0", "--nodes", "3", "--ctx", "5000", "--sessions", "2", "--queue", "0")
-    async with command("serve", model, *options, env=env) as started:
+    async with command("serve", model, *options, *more, env=env) as started:
         line = await started.read_line()
         url = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert url is not None, f"the first line tells no URL: {line!r}"
@@ -107,8 +107,8 @@ async def test_serving_from_start_to_end(tiny, env):
     assert re.fullmatch(r"[^\n]*the gateway is stopping[^\n]*\n", ended.err), ended.err
 
 
-async def test_a_node_that_dies_fails_its_answers_and_is_back_soon(tiny, env):
-    async with served(tiny, env) as (started, client):
+async def test_a_node_that_dies_fails_answers_that_dont_wait_and_is_back_soon(tiny, env):
+    async with served(tiny, env, "--recovery", "0") as (started, client):
         victim = await started.worker_of("node-2")
         async with streaming(client) as lines:
             whole = asyncio.create_task(

@@ -8,9 +8,9 @@ import socket
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.collector import collector
 from meshnet.gateway.metrics import GATEWAY_METRICS
 from meshnet.node.metrics import ERRORS, NODE_METRICS
-from tests.support.collector import collector
 from tests.support.commands import command, meshnet
 
 GREEDY = ("--temperature", "0", "--raw", "--max-tokens", "6")

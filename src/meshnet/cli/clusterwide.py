@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+from pydantic import ValidationError
 
 from meshnet.cli import options as opt
 from meshnet.cli.cluster import StateFolder
-from meshnet.cli.output import human_size, print_json, print_line, print_table
+from meshnet.cli.forecasts import print_links, print_predictions, step_cell
+from meshnet.cli.output import human_size, print_json, print_line, print_note, print_table
 from meshnet.cli.runtime import run_async
 from meshnet.cli.settings import Settings
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import Address, NodeId
 from meshnet.tracker import messages as msg
 from meshnet.tracker.client import TrackerClient
+from meshnet.tracker.fields import Message
+from meshnet.tracker.pairing_messages import CodeReply, CodeRequest
 from meshnet.transport.certificates import fingerprint_of
 from meshnet.transport.jointoken import JoinToken
 from meshnet.transport.tls import Identity
 
+RequestT = TypeVar("RequestT", bound=Message)
 Machine = Annotated[str, typer.Argument(help="A machine's name or id, as `meshnet status` shows.")]
 
 
@@ -54,20 +59,34 @@ def remove(machine: Machine) -> None:
 
 
 def token(
-    seconds: Annotated[int, typer.Option(min=1, help="How long it is good.")] = 86_400,
-    uses: Annotated[int, typer.Option(min=1, help="How many machines may join with it.")] = 100,
+    pair: Annotated[
+        bool,
+        typer.Option("--pair", help="A short code to type, in place of the one that is shown now."),
+    ] = False,
+    seconds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How long it is good; default: a day, a code 10 minutes."),
+    ] = None,
+    uses: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many machines may join with it; default: 100, a code 5."),
+    ] = None,
     revoke: Annotated[
         str | None, typer.Option("--revoke", metavar="ID", help="Let nobody join with it any more.")
     ] = None,
 ) -> None:
-    """Print a new line to join with, or take a token back. On the tracker's machine only.
+    """Print a new line or code to join with, or take a token back. On the tracker's machine only.
 
     Examples:
 
       meshnet token --uses 1 --seconds 600
 
+      meshnet token --pair
+
       meshnet token --revoke 3f2a90cc1d7e
     """
+
+    limits = {"seconds": seconds, "uses": uses}
 
     async def work() -> None:
         address, identity = _credentials()
@@ -76,12 +95,35 @@ def token(
                 await tracker.revoke_token(revoke)
                 print_line(f"nobody can join with {revoke} any more")
                 return
-            made = await tracker.issue_token(msg.TokenRequest(seconds=seconds, uses=uses))
+            if pair:
+                code = await tracker.new_code(limited(CodeRequest, limits))
+                print_line(code.code)
+                print_note(good_for(code))
+                return
+            made = await tracker.issue_token(limited(msg.TokenRequest, limits))
         fingerprint = fingerprint_of(identity.authority_pem)
         word = JoinToken(address, fingerprint, made.secret, made.expires_unix).encode()
         print_line(f"meshnet join {word}")
 
     run_async(work())
+
+
+def good_for(code: CodeReply) -> str:
+    """How far a code can be used."""
+    seconds = f"{code.seconds} s" if code.seconds % 60 else f"{code.seconds // 60} min"
+    return f"good for {seconds} and {code.uses} {'machine' if code.uses == 1 else 'machines'}"
+
+
+def limited(kind: type[RequestT], limits: Mapping[str, int | None]) -> RequestT:
+    """A request with the limits that were given, and its own for the others.
+
+    Raises ``InvalidArgumentError`` for one that is more than may be.
+    """
+    try:
+        return kind.model_validate({name: it for name, it in limits.items() if it is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise InvalidArgumentError(str(first["loc"][0]), first["msg"]) from None
 
 
 def _credentials() -> tuple[Address, Identity]:
@@ -119,13 +161,25 @@ def _print(found: msg.StatusReply) -> None:
             ids = {it.node_id: it.name for it in found.machines}
             route = " → ".join(ids.get(node, node) for node in model.route)
             print_line(f"{model.name}: ready, {route}")
+            print_predictions(model)
         else:
             print_line(f"{model.name}: not ready: {model.problem or 'no chain'}")
     # Which model's the layers are has to be said only where there are several.
     names = {it.digest: it.name for it in found.models} if len(found.models) > 1 else {}
     rows = [_row(it, names) for it in found.machines]
-    columns = ("machine", "id", "state", "layers", "free", "speed", "sessions", "note")
+    columns = (
+        "machine",
+        "id",
+        "state",
+        "layers",
+        "fetched",
+        "free",
+        "step, ms",
+        "sessions",
+        "note",
+    )
     print_table(f"cluster {found.cluster}", columns, rows)
+    print_links(found.machines)
     for good in found.tokens:
         print_line(f"token {good.token_id}: {good.uses} more may join with it")
 
@@ -137,8 +191,9 @@ def _row(it: msg.MachineStatus, names: Mapping[str, str]) -> tuple[str, ...]:
         it.node_id,
         f"{it.state.value}, drained" if it.drained else it.state.value,
         _layers(it, names),
+        fetched(it.weights),
         "" if machine is None else human_size(machine.memory_bytes),
-        "" if machine is None else f"{human_size(int(machine.bytes_per_second))}/s",
+        step_cell(it),
         "" if load is None else f"{load.open_sessions}/{load.max_sessions}",
         _note(it),
     )
@@ -150,6 +205,15 @@ def _layers(it: msg.MachineStatus, names: Mapping[str, str]) -> str:
     layers = f"{it.told.start}:{it.told.end}"
     name = names.get(it.told_model or "")
     return layers if name is None else f"{layers} of {name}"
+
+
+def fetched(weights: msg.WeightsReport | None) -> str:
+    """Where a machine's layers came from since its agent's start; empty where none did."""
+    if weights is None or not (weights.first_bytes or weights.peer_bytes):
+        return ""
+    told = human_size(weights.first_bytes + weights.peer_bytes)
+    share = human_size(weights.peer_bytes)
+    return f"{told}, {share} of it from peers" if weights.peer_bytes else told
 
 
 def _note(it: msg.MachineStatus) -> str:

@@ -42,7 +42,7 @@ COMMANDS = {
     "join": Entry(
         "join",
         "join",
-        "Join the cluster of TOKEN: hold the layers that its tracker chooses, until Ctrl-C.",
+        "Join a cluster and hold the layers that its tracker chooses, until Ctrl-C.",
     ),
     "status": Entry(
         "clusterwide",
@@ -63,7 +63,11 @@ COMMANDS = {
     "token": Entry(
         "clusterwide",
         "token",
-        "Print a new line to join with, or take a token back. On the tracker's machine only.",
+        "Print a new line or code to join with, or take a token back. On the tracker's machine "
+        "only.",
+    ),
+    "logs": Entry(
+        "logs", "logs", "Show the log of this machine's processes, or of another MACHINE's."
     ),
     "keys": Entry("keys", "app", "Make API keys, limit them, and disable them."),
     "usage": Entry(

@@ -41,6 +41,7 @@ from meshnet.node.supervisor import NodeProcess, WorkerDeath
 from meshnet.session.chain import Chain, find_chain
 from meshnet.session.generate import ChainModel
 from meshnet.session.links import choose_boundary, measure_links
+from meshnet.session.recovery import NO_RECOVERY, RecoveryPolicy
 from meshnet.transport.channel import ChannelPool
 from meshnet.transport.options import GrpcOptions
 from meshnet.transport.seam_client import GrpcTransport
@@ -148,8 +149,9 @@ def context_within(info: ModelInfo, asked: int) -> int:
 def split(model: LocalModel, options: NodeOptions) -> tuple[LayerRange, ...]:
     """A range for each node, cut where the slowest node has as little to do as can be.
 
-    Work is counted in bytes of weights. A prompt's tokens need the tail's output matrix only once,
-    a generated token needs it every time; on small models it weighs as much as several layers.
+    A lone reader's work is counted in bytes, that of many at once in numbers, which are multiplied
+    by many rows once they are read. A prompt's tokens need the tail's output matrix only once, a
+    generated token needs it every time; on small models it weighs as much as several layers.
     Cuts that make a node compute layers of zeros are taken only where there are too few others.
     Raises if the model mustn't be cut.
     """
@@ -158,11 +160,10 @@ def split(model: LocalModel, options: NodeOptions) -> tuple[LayerRange, ...]:
     free = free_cuts(info, cuts)
     if len(free) >= options.nodes - 1:
         cuts = free
-    output = info.output_bytes if options.optimise is Optimise.THROUGHPUT else 0
+    many = options.optimise is Optimise.THROUGHPUT
+    work, output = (info.layer_weights, info.output_weights) if many else (info.layer_bytes, 0)
     # Where no cut is legal, any will do to be told why.
-    ranges = balanced_ranges(
-        info.layer_bytes, output, options.nodes, cuts or range(1, info.total_layers)
-    )
+    ranges = balanced_ranges(work, output, options.nodes, cuts or range(1, info.total_layers))
     for layers in ranges:
         require_legal(info, layers, allow_unverified=options.allow_unverified)
     return ranges
@@ -275,6 +276,7 @@ async def served_model(
     boundary: Boundary = Boundary.FLOAT32,
     speculation: Speculation = Speculation.AUTO,
     identity: IdentitySource | None = None,
+    policy: RecoveryPolicy = NO_RECOVERY,
 ) -> AsyncIterator[ChainModel]:
     """The model over the chain of nodes at ``addresses``, whose seams carry ``boundary``.
 
@@ -301,7 +303,14 @@ async def served_model(
         grammars = freed_last.enter_context(closing(LlamaGrammars(model.path)))
         agreed = await _with_boundary(chain, boundary, channels, model)
         yield ChainModel(
-            name or model.name, vocabulary, agreed, channels, tracer, speculation, grammars
+            name or model.name,
+            vocabulary,
+            agreed,
+            channels,
+            tracer,
+            speculation,
+            grammars,
+            policy,
         )
 
 

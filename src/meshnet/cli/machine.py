@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from meshnet.cli.fetched import FIRST
 from meshnet.cli.loads import LoadMeter
 from meshnet.cli.local import WORKER_COMMAND, node_config
+from meshnet.cli.logfiles import chunk
+from meshnet.cli.measuring import Measuring
 from meshnet.cli.options import NodeOptions
-from meshnet.cli.output import print_error, print_line, print_note
+from meshnet.cli.output import print_error, print_note, print_step
+from meshnet.cli.receiptbox import ReceiptOutbox
 from meshnet.cli.relaying import RelayedWorker
 from meshnet.cli.settings import Settings
 from meshnet.cli.slices import Slices
 from meshnet.cli.speed import Speed
-from meshnet.cli.tasks import cancel, over, raise_faults
+from meshnet.cli.tasks import cancel, going_on, over, raise_faults
 from meshnet.domain.errors import (
     CancelledError,
     InvalidArgumentError,
@@ -38,6 +42,7 @@ from meshnet.tracker import agent
 from meshnet.tracker import messages as msg
 from meshnet.tracker.client import TrackerClient
 from meshnet.tracker.leases import parse_hours
+from meshnet.tracker.logmessages import LogChunk
 from meshnet.transport.address import format_address
 from meshnet.transport.identity_folder import IdentityFolder
 from meshnet.transport.options import GrpcOptions
@@ -85,7 +90,11 @@ class MachineAgent:
         lent: Lent,
         speed: Speed,
         slices: Slices,
+        measuring: Measuring | None = None,
     ) -> None:
+        """``measuring`` tells of links and of the speed with each model; None: nothing does."""
+        self._measuring = measuring
+        self._receipts = ReceiptOutbox(tracker)
         self._tracker = tracker
         self._folder = folder
         self._node_id = folder.node_id()
@@ -146,14 +155,24 @@ class MachineAgent:
         except (NodeUnreachableError, NodeNotReadyError) as error:
             # What is served goes on; only the tracker can't be heard.
             if not self._unreachable:
-                print_note(f"{error.message}; trying again")
+                print_note(f"{error.message}; trying again", kept=True)
             self._unreachable = True
+            if self._measuring is not None:
+                self._measuring.untold()
             return pause
         self._round_trip = time.perf_counter() - asked
         if self._unreachable:
-            print_note("the tracker is back")
+            print_note("the tracker is back", kept=True)
         self._unreachable = False
+        if self._measuring is not None:
+            self._measuring.idle = not sessions
+            self._measuring.follow(reply.neighbours)
         await self._refuse(reply)
+        await self._receipts.send()
+        if reply.logs_after is not None:
+            await self._send_logs(reply.logs_after)
+        if reply.assignment is not None:
+            self._slices.follow(reply.assignment)
         self._take(agent.told(self._state, reply.assignment, time.monotonic()))
         if all(fetch.done() for fetch in self._fetches):
             # A fetch may be about to find one of these again.
@@ -170,6 +189,12 @@ class MachineAgent:
         except InvalidArgumentError as error:
             # A disk that is full now may not be at the next heartbeat, and layers are served.
             print_error(f"who was removed from the cluster can't be kept: {error.message}")
+
+    async def _send_logs(self, after: int) -> None:
+        """Somebody wants to see them; if they don't get there, they are asked for again."""
+        lines = await asyncio.to_thread(chunk, self._settings.state, after)
+        with contextlib.suppress(NodeUnreachableError, NodeNotReadyError):
+            await self._tracker.send_logs(LogChunk(lines=lines))
 
     async def _renew(self, now: float) -> None:
         """Get another certificate well before the one of now ends; the worker takes it up."""
@@ -200,10 +225,13 @@ class MachineAgent:
                 disk_bytes=free.disk_bytes,
                 devices=self._speed.devices,
                 hours=self._lent.hours,
+                speeds=() if self._measuring is None else self._measuring.speeds,
             ),
             work=self._state.reports(answers=self._answers),
             load=self._load(figures),
             round_trip_seconds=self._round_trip,
+            weights=await asyncio.to_thread(self._slices.report),
+            links=None if self._measuring is None else self._measuring.news(),
         )
 
     def _load(self, figures: NodeSnapshot | None) -> msg.LoadReport:
@@ -220,6 +248,7 @@ class MachineAgent:
         deaths = keeper.deaths
         try:
             figures = await keeper.process.figures(FIGURES_SECONDS)
+            self._receipts.add(figures.receipts)
             if deaths != self._recognised:
                 # Another life may have been started with another library.
                 await self._recognise(agent.Shard.of(held.assignment), Address(held.address))
@@ -242,7 +271,7 @@ class MachineAgent:
             match action:
                 case agent.Fetch():
                     getting = self._get(action.assignment, self._fetches)
-                    self._fetches = _going_on(self._fetches, getting)
+                    self._fetches = going_on(self._fetches, getting)
                 case agent.Abandon():
                     self._abandoned.set()
                 case agent.Stop():
@@ -250,7 +279,7 @@ class MachineAgent:
                         cancel(worker)
                 case agent.Start():
                     serving = self._serve(action.assignment, self._workers)
-                    self._workers = _going_on(self._workers, serving)
+                    self._workers = going_on(self._workers, serving)
 
     async def _get(
         self, assignment: msg.AssignmentReply, before: Sequence[asyncio.Task[None]]
@@ -268,7 +297,8 @@ class MachineAgent:
         await over(before)
         self._let_go()
         layers = f"layers {assignment.start}:{assignment.end} of {assignment.name}"
-        print_line(f"fetching {layers}")
+        others = "".join(f"{name}, " for name in sorted({it.name for it in assignment.holders}))
+        print_step(f"fetching {layers} from {others}{FIRST}" if others else f"fetching {layers}")
         try:
             self._cut[shard] = await asyncio.to_thread(self._slices, assignment, progress, stop)
         except MeshnetError as error:
@@ -310,7 +340,7 @@ class MachineAgent:
             await self._recognise(shard, address)
             self._changed.set()
             layers = LayerRange(assignment.start, assignment.end)
-            print_line(f"serving layers {layers} of {assignment.name} at {address}")
+            print_step(f"serving layers {layers} of {assignment.name} at {address}")
             await keeper.gone()
         except MeshnetError as error:
             problem = error.message
@@ -364,11 +394,3 @@ class MachineAgent:
             cancel(worker)
         await over([*self._workers, *self._fetches])
         await self._relayed.close()
-
-
-def _going_on(
-    tasks: Sequence[asyncio.Task[None]], work: Coroutine[object, object, None]
-) -> list[asyncio.Task[None]]:
-    """Those of the tasks that have not ended well, and last of all one that does ``work``."""
-    kept = [it for it in tasks if not it.done() or not (it.cancelled() or it.exception() is None)]
-    return [*kept, asyncio.create_task(work)]

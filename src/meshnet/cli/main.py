@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from meshnet.cli.commands import LazyCommands, add_commands
+from meshnet.cli.output import TOLD
 from meshnet.cli.runtime import exit_with
 from meshnet.domain.errors import MeshnetError
 
@@ -28,8 +29,12 @@ def _common(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
 ) -> None:
     level = logging.DEBUG if verbose else logging.WARNING
+    shown = logging.StreamHandler(sys.stderr)
+    # Files may keep more than the terminal shows, and it has what people are told already.
+    shown.setLevel(level)
+    shown.addFilter(lambda record: record.name != TOLD.name)
     logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[shown]
     )
     # libllama's trouble reaches people as the error that it led to.
     logging.getLogger("meshnet.libllama").propagate = verbose

@@ -151,6 +151,16 @@ NoPrefixCache = Annotated[
         help="Keep no cache of a finished generation for prompts that begin alike.",
     ),
 ]
+Recovery = Annotated[
+    float,
+    typer.Option(
+        "--recovery",
+        metavar="SECONDS",
+        min=0,
+        help="How long an answer whose node was lost waits for the layers to be there again and "
+        "then goes on; 0 ends it.",
+    ),
+]
 Otlp = Annotated[
     str | None,
     typer.Option(

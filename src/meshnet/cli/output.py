@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -22,22 +24,34 @@ from meshnet.model.progress import Progress as ProgressCallback
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+TOLD = logging.getLogger("meshnet.told")
+"""What people are told on the terminal, for files that keep it; the terminal has it already."""
+TOLD.addHandler(logging.NullHandler())
 
 
 def print_error(message: str) -> None:
     """One line on standard error; the message's own brackets aren't markup."""
     err.print("[bold red]error:[/]", end=" ")
     err.print(message, markup=False, soft_wrap=True)
+    TOLD.error("%s", message)
 
 
-def print_note(message: str) -> None:
-    """A remark on standard error."""
+def print_note(message: str, *, kept: bool = False) -> None:
+    """A remark on standard error; ``kept``: for the machine's log too, so never with a secret."""
     err.print(message, style="dim", markup=False, soft_wrap=True)
+    if kept:
+        TOLD.info("%s", message)
 
 
 def print_line(message: str) -> None:
     """One line on standard output; its own brackets aren't markup, and it isn't folded."""
     out.print(message, markup=False, soft_wrap=True)
+
+
+def print_step(message: str) -> None:
+    """The same for what a machine does now, which its log keeps too."""
+    print_line(message)
+    TOLD.info("%s", message)
 
 
 def print_json(value: object) -> None:
@@ -69,6 +83,16 @@ def human_size(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.2f} GiB"
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal that something goes on; nothing in a pipe."""
+    if not err.is_terminal:
+        yield
+        return
+    with err.status(escape(what)):
+        yield
 
 
 @contextmanager

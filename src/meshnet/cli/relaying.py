@@ -1,4 +1,4 @@
-"""Runs the relay beside a tracker, and finds out which machines need it."""
+"""Runs the relay for a tracker's machines, and a machine's own connections to it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from meshnet.cli.output import print_note
 from meshnet.cli.runtime import alongside
-from meshnet.cli.tracking import RunningTracker
-from meshnet.domain.errors import InvalidArgumentError
+from meshnet.domain.errors import InvalidArgumentError, MeshnetError
 from meshnet.domain.ids import Address, NodeId
 from meshnet.gateway.server import open_listener
-from meshnet.tracker.reach import Reach
-from meshnet.tracker.service import TrackerService
+from meshnet.tracker.asking import MAX_RELAYED, RelayReply, RelayRequest
 from meshnet.transport.address import format_address, parse_address
-from meshnet.transport.certificates import Role
-from meshnet.transport.reachable import answers
 from meshnet.transport.relay import Relay
 from meshnet.transport.relay_client import RelayClient
 from meshnet.transport.tls import IdentitySource, present, server_context
 
 LOGGER: Final = logging.getLogger(__name__)
-LOOK_SECONDS: Final = 0.2
-"""How often the relay is told who may wait there, and asked who does."""
-ANSWER_SECONDS: Final = 3.0
-"""How long a machine may take to prove that it is where it says."""
+LOOK_SECONDS: Final = 0.5
+"""How often the tracker is told who waits at the relay, and asked who may."""
 RENEWAL_CHECK_SECONDS: Final = 3600.0
 
 
@@ -52,18 +46,31 @@ def relay_listener(stated: str | None, tracker: socket.socket) -> socket.socket:
         return open_listener(host, 0)
 
 
+class Desk(Protocol):
+    """The tracker, as far as the relay asks it; raises any ``MeshnetError``."""
+
+    async def relay(self, request: RelayRequest) -> RelayReply:
+        """Who may wait at the relay."""
+
+
+def relay_address(tracker: Address, listener: socket.socket) -> Address:
+    """Where other machines reach the relay that listens on a socket beside the tracker."""
+    host, _ = parse_address(tracker, "address")
+    return Address(format_address(host, listener.getsockname()[1]))
+
+
 @asynccontextmanager
-async def relay_running(tracker: RunningTracker, listener: socket.socket) -> AsyncIterator[None]:
-    """A relay for the tracker's machines, on a bound socket, for as long as the block runs."""
-    files = tracker.folder(Role.TRACKER).files
-    context = server_context(files.load())
+async def relay_running(
+    desk: Desk, identity: IdentitySource, listener: socket.socket
+) -> AsyncIterator[None]:
+    """A relay for the tracker's machines, on a bound socket, for as long as the block runs.
+
+    ``identity``: the tracker's. While the tracker isn't there, it serves those that it knew.
+    """
+    context = server_context(identity.load())
     relay = Relay(context)
-    host, _ = parse_address(tracker.address, "address")
-    address = Address(format_address(host, listener.getsockname()[1]))
-    tracker.service.reach = Reach(address)
     relay.start(listener)
-    LOGGER.info("machines that can't be reached use the relay at %s", address)
-    looks = _Looks(relay, tracker.service, files, context)
+    looks = _Looks(relay, desk, identity, context)
     try:
         async with alongside(looks.run(), "who needs the relay"):
             yield
@@ -72,57 +79,40 @@ async def relay_running(tracker: RunningTracker, listener: socket.socket) -> Asy
 
 
 class _Looks:
-    """Tries machines' addresses, and keeps the relay to those that need it."""
+    """Keeps the relay to those that need it, and its certificate fresh."""
 
     def __init__(
-        self,
-        relay: Relay,
-        service: TrackerService,
-        identity: IdentitySource,
-        context: ssl.SSLContext,
+        self, relay: Relay, desk: Desk, identity: IdentitySource, context: ssl.SSLContext
     ) -> None:
         self._relay = relay
-        self._service = service
+        self._desk = desk
         self._identity = identity
         self._context = context
-        self._trying: set[asyncio.Task[None]] = set()
         self._renew_at = time.monotonic() + RENEWAL_CHECK_SECONDS
 
     async def run(self) -> None:
         """Go on until cancelled."""
-        try:
-            while True:
-                self._look()
-                await asyncio.sleep(LOOK_SECONDS)
-        finally:
-            for task in self._trying:
-                task.cancel()
-            await asyncio.gather(*self._trying, return_exceptions=True)
+        while True:
+            await self._look()
+            await asyncio.sleep(LOOK_SECONDS)
 
-    def _look(self) -> None:
-        service, reach = self._service, self._service.reach
-        self._relay.admit(reach.relayed, service.state.members.keys())
-        reach.wait_at_relay(self._relay.waiting)
-        for node_id, address in reach.due(service.now):
-            task = asyncio.create_task(self._try(node_id, address), name=f"trying {address}")
-            self._trying.add(task)
-            task.add_done_callback(self._trying.discard)
+    async def _look(self) -> None:
+        waiting = tuple(sorted(self._relay.waiting))[:MAX_RELAYED]
+        carried = tuple(sorted(self._relay.carrying))[:MAX_RELAYED]
+        try:
+            reply = await self._desk.relay(RelayRequest(waiting=waiting, carried=carried))
+        except MeshnetError as error:
+            LOGGER.info("the tracker doesn't say who needs the relay: %s", error.message)
+        else:
+            gone = frozenset(carried) - frozenset(map(NodeId, reply.members))
+            # Whoever came meanwhile wasn't asked about, and isn't gone.
+            self._relay.admit(set(map(NodeId, reply.admitted)), self._relay.carrying - gone)
         if time.monotonic() >= self._renew_at:
             self._renew_at = time.monotonic() + RENEWAL_CHECK_SECONDS
             try:
                 present(self._context, self._identity.load())
             except InvalidArgumentError as error:
                 LOGGER.warning("the relay keeps its old certificate: %s", error.message)
-
-    async def _try(self, node_id: NodeId, address: Address) -> None:
-        try:
-            identity = self._identity.load()
-            answered = await answers(address, node_id, identity, ANSWER_SECONDS)
-        except InvalidArgumentError as error:
-            LOGGER.warning("machines' addresses can't be tried: %s", error.message)
-            return
-        now = self._service.now
-        self._service.reach.looked(node_id, address, answered=answered, now=now)
 
 
 class RelayedWorker:
@@ -143,11 +133,12 @@ class RelayedWorker:
             self._left.append(client)
             client = self._client = None
             if relay is None:
-                print_note("others reach this machine without the relay again")
+                print_note("others reach this machine without the relay again", kept=True)
         if client is None and relay is not None and worker is not None:
             self._client = RelayClient(relay, worker, self._identity)
             self._client.start()
-            print_note(f"others can't reach {worker}: they come over the relay at {relay}")
+            come = f"others can't reach {worker}: they come over the relay at {relay}"
+            print_note(come, kept=True)
 
     async def close(self) -> None:
         """End all connections."""

@@ -39,6 +39,7 @@ from meshnet.domain.tracing import Tracer
 from meshnet.node.config import NodeConfig
 from meshnet.node.supervisor import NodeProcess
 from meshnet.session.generate import ChainModel
+from meshnet.session.recovery import RecoveryPolicy
 from meshnet.session.service import GenerationSummary, TextDelta, TextRequest
 from meshnet.session.timings import hop_times
 
@@ -196,7 +197,10 @@ async def _served(
     """The model over nodes that already run, or over nodes of its own."""
     if chain is not None:
         addresses = opt.parse_chain(chain)
-        async with served_model(model, addresses, digest, None, tracer, boundary) as served:
+        served_by_others = served_model(
+            model, addresses, digest, None, tracer, boundary, policy=RecoveryPolicy()
+        )
+        async with served_by_others as served:
             yield served
         return
     async with (
@@ -263,5 +267,6 @@ def summary_fields(summary: GenerationSummary) -> dict[str, object]:
         "seconds_to_first_token": round(summary.seconds_to_first_token, 4),
         "seconds": round(summary.seconds, 4),
         "decode_tokens_per_second": round(steps / decoding, 2) if steps > 0 else None,
+        "pauses": [round(pause, 4) for pause in summary.pauses],
         "hops": [hop.fields() for hop in hop_times(summary.timings)],
     }

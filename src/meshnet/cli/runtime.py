@@ -59,16 +59,17 @@ async def alongside(work: Coroutine[object, object, None], name: str) -> AsyncIt
 
 def exit_with(error: BaseException) -> None:
     """Print an error that Meshnet knows as one line and exit; raise any other again."""
-    known = _known(error)
+    known = known_error(error)
     if known is None:
         raise error
     print_error(known.message)
     sys.exit(EXIT_BAD_INPUT if isinstance(known, InputError) else EXIT_FAILED)
 
 
-def _known(error: BaseException) -> MeshnetError | None:
+def known_error(error: BaseException) -> MeshnetError | None:
+    """The error that Meshnet knows, also out of a group; None where there is none."""
     if isinstance(error, MeshnetError):
         return error
     if isinstance(error, BaseExceptionGroup):
-        return next((known for inner in error.exceptions if (known := _known(inner))), None)
+        return next((known for inner in error.exceptions if (known := known_error(inner))), None)
     return None

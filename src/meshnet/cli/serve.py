@@ -33,6 +33,7 @@ from meshnet.gateway.metrics import GatewayFigures
 from meshnet.gateway.openai import own_names
 from meshnet.gateway.server import open_listener, serve_on
 from meshnet.node.keeper import NodeKeeper
+from meshnet.session.recovery import RECOVERY_SECONDS, RecoveryPolicy
 
 
 def serve(
@@ -66,6 +67,7 @@ def serve(
     speculation: opt.SpeculationOption = Speculation.AUTO,
     max_gap_ms: opt.MaxGap = 0.0,
     no_prefix_cache: opt.NoPrefixCache = False,
+    recovery: opt.Recovery = RECOVERY_SECONDS,
     cache_size: opt.CacheSize = None,
     otlp: opt.Otlp = None,
     trace_tokens: opt.TraceTokens = False,
@@ -126,7 +128,16 @@ def serve(
                         kept_nodes(configs, report_death)
                     )
                 served = await stack.enter_async_context(
-                    served_model(found, addresses, digest, name, tracer, boundary, speculation)
+                    served_model(
+                        found,
+                        addresses,
+                        digest,
+                        name,
+                        tracer,
+                        boundary,
+                        speculation,
+                        policy=RecoveryPolicy(recovery),
+                    )
                 )
                 figures = GatewayFigures(node_reader(keepers))
                 machines = chain_machines(served, keepers, found, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 
 
 def cancel(task: asyncio.Task[None]) -> None:
@@ -18,6 +18,14 @@ def raise_faults(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in tasks:
         if task.done() and not task.cancelled():
             task.result()
+
+
+def going_on(
+    tasks: Sequence[asyncio.Task[None]], work: Coroutine[object, object, None]
+) -> list[asyncio.Task[None]]:
+    """Those of the tasks that have not ended well, and last of all one that does ``work``."""
+    kept = [it for it in tasks if not it.done() or not (it.cancelled() or it.exception() is None)]
+    return [*kept, asyncio.create_task(work)]
 
 
 async def over(tasks: Iterable[asyncio.Task[None]]) -> None:

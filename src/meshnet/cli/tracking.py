@@ -20,9 +20,7 @@ from typing import Final
 from meshnet.cli.cluster import Membership, StateFolder
 from meshnet.cli.runtime import alongside
 from meshnet.domain.errors import InvalidArgumentError, MeshnetError, ModelNotFoundError
-from meshnet.domain.ids import Address, Digest, NodeId
-from meshnet.domain.nodes import Hop
-from meshnet.tracker import messages as msg
+from meshnet.domain.ids import Address, Digest
 from meshnet.tracker.events import ModelOffered
 from meshnet.tracker.face import create_face
 from meshnet.tracker.face_server import face_served
@@ -30,7 +28,6 @@ from meshnet.tracker.service import TrackerService
 from meshnet.tracker.store.sql import open_store
 from meshnet.transport.certificates import Role
 from meshnet.transport.identity_folder import IdentityFolder, load_or_make_authority
-from meshnet.transport.jointoken import JoinToken
 from meshnet.transport.tls import Identity, present, server_context
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -63,6 +60,8 @@ class OfferedFiles:
         """The part of that name; raises ``ModelNotFoundError`` for anything else."""
         for part in self._model(digest).parts:
             if part.name == name:
+                if not part.exists():
+                    raise ModelNotFoundError(f"{name!r} is gone from the first machine")
                 return part
         raise ModelNotFoundError(f"the model has no part {name!r}")
 
@@ -70,30 +69,6 @@ class OfferedFiles:
         if digest not in self._models:
             raise ModelNotFoundError(f"no model {digest} here; there is {', '.join(self._models)}")
         return self._models[digest]
-
-
-class ServiceRoutes:
-    """One model's chains, from a tracker in this process; it fulfils the session's ``Routes``."""
-
-    def __init__(self, service: TrackerService, digest: Digest) -> None:
-        self._service = service
-        self._digest = digest
-
-    def route(self) -> tuple[Hop, ...]:
-        """The hops of the next generation; raises ``NodeNotReadyError`` naming missing layers."""
-        return self._service.route(self._digest).hops
-
-    def took(self, hops: Sequence[Hop]) -> None:
-        """A generation begins on these nodes."""
-        self._service.took([hop.node_id for hop in hops])
-
-    def worked(self, hops: Sequence[Hop]) -> None:
-        """A generation came to its end on these nodes."""
-        self._service.worked([hop.node_id for hop in hops])
-
-    def erred(self, node_id: str) -> None:
-        """A generation failed by this node."""
-        self._service.erred(NodeId(node_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +90,6 @@ class RunningTracker:
         folder = self.folder(role)
         _, certificate = self.service.admit(folder.public_key(), name, role)
         return folder.keep(certificate, _authority(self.state))
-
-    def join_line(self) -> str:
-        """The command that another machine joins with; makes a token for it."""
-        made = self.service.issue_token(msg.TokenRequest())
-        token = JoinToken(self.address, self.fingerprint, made.secret, made.expires_unix)
-        return f"meshnet join {token.encode()}"
 
 
 @asynccontextmanager
@@ -150,6 +119,8 @@ async def tracker_running(
             running = RunningTracker(service, address, authority.fingerprint, state)
             identity = running.identity(Role.TRACKER, membership.name)
             running.identity(Role.ADMIN, membership.name)
+            # Before anybody shows a receipt that it signed.
+            running.identity(Role.GATEWAY, membership.name)
             state.remember(membership)
             context = server_context(identity)
             app = create_face(service, OfferedFiles(offered), authority.certificate_pem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager
@@ -12,6 +13,7 @@ import typer
 
 from meshnet.cli import access
 from meshnet.cli import options as opt
+from meshnet.cli.announcing import findable
 from meshnet.cli.cluster import Membership, StateFolder, machine_name, own_address
 from meshnet.cli.local import (
     LocalModel,
@@ -20,15 +22,21 @@ from meshnet.cli.local import (
     slice_cache,
     whole_model,
 )
+from meshnet.cli.logfiles import log_to_files
 from meshnet.cli.machine import Lent, MachineAgent
+from meshnet.cli.measuring import Computing, Measuring
 from meshnet.cli.output import print_error, print_line, print_note, progress_bars
-from meshnet.cli.relaying import relay_listener, relay_running
-from meshnet.cli.runtime import alongside, interruptible, run_async
+from meshnet.cli.receiptbox import ReceiptOutbox, receipts_told
+from meshnet.cli.relaying import relay_address, relay_listener, relay_running
+from meshnet.cli.runtime import alongside, interruptible, known_error, run_async
 from meshnet.cli.serve import serve_until_cancelled
 from meshnet.cli.settings import Settings, default_threads
 from meshnet.cli.slices import LocalSlices
 from meshnet.cli.speed import calibrate
-from meshnet.cli.tracking import OfferedModel, RunningTracker, ServiceRoutes, tracker_running
+from meshnet.cli.tracker_keeper import tracker_kept
+from meshnet.cli.tracker_link import TrackerLink, tracker_linked
+from meshnet.cli.tracker_process import TrackerConfig
+from meshnet.cli.tracking import OfferedModel
 from meshnet.domain.errors import InvalidArgumentError, MeshnetError
 from meshnet.domain.ids import Address, Digest
 from meshnet.domain.nodes import FlowControl
@@ -38,12 +46,14 @@ from meshnet.gateway.access import Access
 from meshnet.gateway.app import create_app
 from meshnet.gateway.clustermachines import ClusterMachines
 from meshnet.gateway.config import GatewayConfig, is_loopback
+from meshnet.gateway.metrics import GatewayFigures
 from meshnet.gateway.openai import own_names
 from meshnet.gateway.server import open_listener
 from meshnet.model.check import check_index
 from meshnet.model.description import describe
 from meshnet.model.gguf import read_index
 from meshnet.session.generate import ChainModel
+from meshnet.session.recovery import RECOVERY_SECONDS, RecoveryPolicy
 from meshnet.session.routed import RoutedChains
 from meshnet.tracker import messages as msg
 from meshnet.tracker.client import TrackerClient
@@ -53,7 +63,9 @@ from meshnet.tracker.placement import Demand, Objective
 from meshnet.transport.address import format_address, parse_address
 from meshnet.transport.certificates import Role
 from meshnet.transport.channel import ChannelPool
+from meshnet.transport.identity_folder import IdentityFolder
 from meshnet.transport.options import GrpcOptions
+from meshnet.transport.receipts import ReceiptBook, Signer
 from meshnet.transport.seam_client import GrpcTransport
 
 DEFAULT_LISTEN = "0.0.0.0:7700"
@@ -76,6 +88,11 @@ class _Up:
     """None: this machine holds no layers itself."""
     gateway: GatewayConfig
     access: Access
+    accounts: str | None
+    """The database in which usage is kept; None: none is."""
+    recovery: RecoveryPolicy
+    announce: bool
+    """Whether machines of the local network may hear of the tracker."""
 
 
 def up(
@@ -111,6 +128,10 @@ def up(
     no_node: Annotated[
         bool, typer.Option("--no-node", help="Hold no layers here: only tracker and API.")
     ] = False,
+    no_announce: Annotated[
+        bool,
+        typer.Option("--no-announce", help="Don't tell the local network where the tracker is."),
+    ] = False,
     api_key: access.ApiKeyOption = None,
     keys: access.Keys = None,
     open_access: access.OpenAccess = False,
@@ -128,6 +149,7 @@ def up(
     mlock: opt.Mlock = False,
     no_mmap: opt.NoMmap = False,
     allow_unverified: opt.AllowUnverified = False,
+    recovery: opt.Recovery = RECOVERY_SECONDS,
     cache_size: opt.CacheSize = None,
 ) -> None:
     """Begin a cluster that serves MODEL..., and print the line with which others join it.
@@ -139,9 +161,11 @@ def up(
 
       meshnet up model.gguf
 
-    then, on every other machine, the line that it prints: meshnet join mesh1_...
+    then, on every other machine, the line that it prints, meshnet join mesh1_..., or in the same
+    network meshnet join alone, which asks for the code that stands beside the line.
     """
     settings = Settings.from_environment(cache_size)
+    log_to_files(settings.state, "agent")
     options = opt.NodeOptions(
         1,
         threads or default_threads(1),
@@ -176,6 +200,9 @@ def up(
             None if no_node else Lent(places.host, options, limit, hours),
             config,
             callers,
+            (keys or str(settings.accounts)) if callers.journals else None,
+            RecoveryPolicy(recovery),
+            not no_announce,
         )
         own_names([it.event.name for it in asked.offered], config.aliases)
         run_async(_run(asked, settings, _Sockets(api, tracker, relaying)))
@@ -264,59 +291,94 @@ def _offer(model: LocalModel, settings: Settings, options: opt.NodeOptions) -> O
 
 async def _run(asked: _Up, settings: Settings, sockets: _Sockets) -> None:
     state = StateFolder(settings.state)
+    reached = Address(asked.membership.tracker)
+    config = TrackerConfig(
+        state.root,
+        asked.membership,
+        asked.offered,
+        asked.store,
+        relay_address(reached, sockets.relay),
+        accounts=asked.accounts,
+        node=asked.lent is not None,
+        log_level=logging.getLogger().getEffectiveLevel(),
+    )
     async with AsyncExitStack() as stack:
-        tracker = await stack.enter_async_context(
-            tracker_running(state, sockets.tracker, asked.membership, asked.offered, asked.store)
-        )
-        await stack.enter_async_context(relay_running(tracker, sockets.relay))
-        print_line(f"other machines join with: {tracker.join_line()}")
-        if is_loopback(parse_address(tracker.address, "address")[0]):
+        keeper, began = await stack.enter_async_context(tracker_kept(config, sockets.tracker))
+        tracker = await stack.enter_async_context(tracker_linked(keeper, asked.tracker, state))
+        files = state.role(Role.TRACKER.value).files
+        await stack.enter_async_context(relay_running(tracker, files, sockets.relay))
+        print_line(f"other machines join with: {await tracker.join_line()}")
+        if is_loopback(parse_address(reached, "address")[0]):
             print_note("no other machine can reach this address; give one with --listen")
-        served = _served(asked, tracker, stack)
-        if asked.lent is not None:
-            holding = _hold_layers(asked, asked.lent, tracker, settings)
+        cluster = asked.membership.cluster
+        listening = Address(format_address(*sockets.tracker.getsockname()[:2]))
+        pairing = findable(tracker, listening, cluster, announce=asked.announce)
+        await stack.enter_async_context(pairing)
+        own = state.role(Role.GATEWAY.value).files
+        book = ReceiptBook(Signer(own.load()))
+        telling = receipts_told(book, ReceiptOutbox(tracker))
+        await stack.enter_async_context(alongside(telling, "receipts"))
+
+        def channels() -> ChannelPool:
+            return ChannelPool(GrpcTransport(FlowControl(), GrpcOptions(tls=own)), book)
+
+        served = [
+            _over_chains(it, tracker, channels(), asked.recovery, stack) for it in asked.offered
+        ]
+        if began.node_problem:
+            print_error(f"this machine holds no layers: {began.node_problem}")
+        elif asked.lent is not None:
+            holding = _hold_layers(asked, asked.lent, state.node(), settings)
             await stack.enter_async_context(alongside(holding, "this machine's agent"))
-        machines = ClusterMachines(tracker.service, asked.offered[0].event, tracker.join_line)
-        app = create_app(served, asked.gateway, machines=machines, access=asked.access)
+        machines = ClusterMachines(tracker, asked.offered[0].event)
+        figures = GatewayFigures(receipts=book)
+        app = create_app(served, asked.gateway, figures, machines=machines, access=asked.access)
         await serve_until_cancelled(app, sockets.api)
 
 
-def _served(asked: _Up, tracker: RunningTracker, stack: AsyncExitStack) -> list[ChainModel]:
-    """The models, over whatever chain the tracker names at each request."""
-    tracker.identity(Role.GATEWAY, asked.membership.name)
-    return [_over_chains(it, tracker, stack) for it in asked.offered]
-
-
-def _over_chains(model: OfferedModel, tracker: RunningTracker, stack: AsyncExitStack) -> ChainModel:
+def _over_chains(
+    model: OfferedModel,
+    tracker: TrackerLink,
+    channels: ChannelPool,
+    policy: RecoveryPolicy,
+    stack: AsyncExitStack,
+) -> ChainModel:
+    """A model, over whatever chain the tracker names at each request."""
     path, offered = model.parts[0], model.event
     # Freed last: until the channels are closed, tokens may still arrive.
     vocabulary = stack.enter_context(Vocabulary.load(path))
     grammars = stack.enter_context(closing(LlamaGrammars(path)))
-    own = GrpcOptions(tls=tracker.folder(Role.GATEWAY).files)
-    channels = ChannelPool(GrpcTransport(FlowControl(), own))
     stack.push_async_callback(channels.close)
+    routes = tracker.routes.of(offered.digest)
     chains = RoutedChains(
-        ServiceRoutes(tracker.service, offered.digest),
+        routes,
         channels,
         offered.digest,
         offered.serving.context_length,
     )
-    return ChainModel(offered.name, vocabulary, chains, channels, grammars=grammars)
+    made = ChainModel(offered.name, vocabulary, chains, channels, grammars=grammars, policy=policy)
+    made.timed = routes.timed
+    return made
 
 
-async def _hold_layers(asked: _Up, lent: Lent, tracker: RunningTracker, settings: Settings) -> None:
+async def _hold_layers(asked: _Up, lent: Lent, folder: IdentityFolder, settings: Settings) -> None:
     """Be a machine of the cluster as well; without it, tracker and API go on."""
     try:
-        identity = tracker.identity(Role.NODE, asked.membership.name)
         speed = await calibrate(settings, lent.options.threads)
         paths = {it.event.digest: it.parts[0] for it in asked.offered}
         slices = LocalSlices(paths, slice_cache(settings))
-        folder = tracker.state.node()
-        async with TrackerClient(asked.tracker, identity) as client:
-            agent = MachineAgent(client, folder, settings, lent, speed, slices)
-            await agent.run()
-    except MeshnetError as error:
-        print_error(f"this machine holds no layers: {error.message}")
+        async with TrackerClient(asked.tracker, folder.files.load()) as client:
+            computing = Computing(settings, lent.options, slices)
+            measuring = Measuring(asked.tracker, folder.files, computing)
+            await measuring.begin(client)
+            agent = MachineAgent(client, folder, settings, lent, speed, slices, measuring)
+            async with alongside(measuring.run(), "measuring"):
+                await agent.run()
+    except (MeshnetError, ExceptionGroup) as error:
+        known = known_error(error)
+        if known is None:
+            raise
+        print_error(f"this machine holds no layers: {known.message}")
 
 
 def _way_out() -> str:

@@ -12,10 +12,12 @@ import typer
 from meshnet.cli import access
 from meshnet.cli import options as opt
 from meshnet.cli.output import print_json, print_note, print_table
+from meshnet.cli.receiptlist import RECEIPT_COLUMNS, receipt_fields, show_receipts
 from meshnet.cli.settings import Settings
 from meshnet.domain.errors import InvalidArgumentError
-from meshnet.tracker.ledger import Account, key_account, node_account
+from meshnet.tracker.ledger import HOUSE, Account, key_account, node_account
 from meshnet.tracker.store.keys import KeyStore
+from meshnet.tracker.store.receipts import ReceiptStore
 from meshnet.tracker.store.usage import UsageStore
 from meshnet.tracker.usage import Grouping, UsageSum
 
@@ -39,6 +41,12 @@ def usage(
             "--reverse", metavar="ID", help="Undo what was charged for an answer, by its id."
         ),
     ] = None,
+    receipts: Annotated[
+        bool,
+        typer.Option(
+            "--receipts", help="List the receipts that nodes have for their work, the newest first."
+        ),
+    ] = False,
     keys: access.Keys = None,
     json: opt.Json = False,
 ) -> None:
@@ -47,6 +55,9 @@ def usage(
     Example: meshnet usage --by node --since 7d
     """
     began = 0.0 if since is None else since_unix(since, time.time())
+    if receipts:
+        show_receipts(access.database_of(keys, Settings.from_environment()), began, json=json)
+        return
     database = access.database_of(keys, Settings.from_environment())
     try:
         store = UsageStore(database)
@@ -54,12 +65,18 @@ def usage(
             entry = store.reverse(reverse)
             print_note(f"{reverse} is undone by {entry.entry_id}")
         sums, balances = store.sums(by, began), store.balances()
+        signed = ReceiptStore(database).sums(began) if by is Grouping.NODE else {}
         names = {key.key_id: key.name for key in KeyStore(database).all()}
     finally:
         database.close()
+    known = {each.name for each in sums}
+    sums += tuple(_unheard(node) for node in signed if node not in known)
     rows = [_fields(by, each, balances, names) for each in sums]
+    if by is Grouping.NODE:
+        rows = [row | receipt_fields(signed.get(str(row["node"]))) for row in rows]
     if json:
-        print_json({"by": by.value, "since_unix": began, "usage": rows})
+        house = balances.get(HOUSE, 0)
+        print_json({"by": by.value, "since_unix": began, "usage": rows, "house": house})
         return
     columns = tuple(_columns(by))
     cells = [tuple(row[column] for column in columns) for row in rows]
@@ -80,9 +97,15 @@ def since_unix(text: str, now: float) -> float:
     return (told if told.tzinfo is not None else told.replace(tzinfo=UTC)).timestamp()
 
 
+def _unheard(node: str) -> UsageSum:
+    """A node that has receipts, but none of the gateway's answers names it."""
+    return UsageSum(node, 0, 0, {"engine_nanos": 0, "boundary_bytes": 0})
+
+
 def _columns(by: Grouping) -> list[str]:
     if by is Grouping.NODE:
-        return ["node", "answers", "token_layers", "engine_seconds", "boundary_bytes", "balance"]
+        work = ["token_layers", *RECEIPT_COLUMNS, "engine_seconds", "boundary_bytes"]
+        return ["node", "answers", *work, "balance"]
     counts = ["prompt_tokens", "cached_tokens", "completion_tokens", "token_layers"]
     return [by.value, "answers", *counts, *(["balance"] if by is Grouping.KEY else [])]
 

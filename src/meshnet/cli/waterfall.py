@@ -25,6 +25,8 @@ PARTS = (
 
 def print_timings(summary: GenerationSummary) -> None:
     """Print a finished answer's waterfall to standard output."""
+    for pause in summary.pauses:
+        print_note(f"a node was lost; {pause:.2f} s later the answer went on")
     hops = hop_times(summary.timings)
     if not hops:
         print_note("no timings: the answer was ended here, at a stop string")

@@ -14,6 +14,7 @@ from meshnet.domain.generation import FinishReason, GeneratedToken, GenerationSp
 from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.lifecycle import CacheExpectation, CacheResult
 from meshnet.domain.nodes import FlowControl, Hop, HopTimings
+from meshnet.domain.receipts import SeamEnd, Statement
 from meshnet.domain.recipe import Fingerprint
 from meshnet.domain.sampling import SamplingParams
 from meshnet.domain.status import StructuredStatus
@@ -62,6 +63,8 @@ class Generate:
     spec: GenerationSpec
     token_credits: int
     """How many tokens the head may be ahead of the gateway; :class:`GrantTokens` adds to it."""
+    opener: SeamEnd | None = None
+    """Who signs a receipt; None wants none."""
 
 
 MIN_RETURN_KEY_BYTES, MAX_RETURN_KEY_BYTES = 16, 64
@@ -112,6 +115,8 @@ class OpenSession:
     empty cache."""
     generated: int = 0
     """So many of the history's last tokens were generated: a grammar has begun with them."""
+    opener: SeamEnd | None = None
+    """Who signs a receipt; None wants none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.generated <= len(self.history):
@@ -231,6 +236,8 @@ class SessionOpened:
     """``EngineCapabilities.exact_pieces`` here and at every node behind."""
     cached_tokens: int = 0
     """Positions that the fork asked for will give here and at every node behind."""
+    replayed_tokens: int = 0
+    """A head's answer: so many of the prompt's last tokens will be computed as generated ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +270,14 @@ class ReturnedTokens:
     replies: tuple[TokenReply, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SignedWork:
+    """What the receiver says that an ended session took, and then what the opener says."""
+
+    handle: int
+    statement: Statement
+
+
 SeamRequest = (
     Generate
     | OpenSession
@@ -273,6 +288,7 @@ SeamRequest = (
     | Release
     | AttachReturn
     | ReturnedTokens
+    | SignedWork
 )
 
 
@@ -301,4 +317,12 @@ class GenerationDone:
     timings: tuple[HopTimings, ...]
 
 
-SeamReply = SessionOpened | StepAck | TokenReply | SessionFailed | SessionReleased | GenerationDone
+SeamReply = (
+    SessionOpened
+    | StepAck
+    | TokenReply
+    | SessionFailed
+    | SessionReleased
+    | GenerationDone
+    | SignedWork
+)

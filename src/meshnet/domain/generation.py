@@ -42,7 +42,8 @@ class GenerationSpec:
     end_ids: frozenset[int] = frozenset()
     speculation: Speculation = Speculation.AUTO
     generated: int = 0
-    """So many of the prompt's last tokens were generated before: a grammar has begun with them."""
+    """So many of the prompt's last tokens were generated before, by a chain that was lost. They are
+    computed again as generated tokens are, and each must come out the same."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -55,6 +56,16 @@ class GenerationSpec:
             raise InvalidArgumentError(
                 "generated", f"{self.generated} of {len(self.prompt)} prompt tokens can't be"
             )
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """The prompt without what was generated before."""
+        return self.prompt[: len(self.prompt) - self.generated]
+
+    @property
+    def replayed(self) -> tuple[int, ...]:
+        """What was generated before."""
+        return self.prompt[len(self.prompt) - self.generated :]
 
 
 @dataclass(frozen=True, slots=True)

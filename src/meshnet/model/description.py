@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,6 +55,10 @@ class ModelInfo:
     embedding_bytes: int
     output_bytes: int
     """What the tail needs for its output matrix; with tied embeddings, those."""
+    layer_weights: tuple[int, ...]
+    """Numbers in each layer's tensors: what many rows at once take time by, rather than bytes."""
+    output_weights: int
+    """Likewise in the output matrix."""
     other_bytes: int
     """Tensors that every slice holds: norms, rotation factors."""
     tensor_bytes: int
@@ -86,7 +91,7 @@ def describe(index: GgufIndex) -> ModelInfo:
         )
     rules, sizes = rules_of(index), sizes_of(index)
     structure = structure_of(index, rules, sizes)
-    by_layer = [0] * sizes.layers
+    by_layer, weights = [0] * sizes.layers, [0] * sizes.layers
     by_type: Counter[str] = Counter()
     outer: dict[str, int] = {}
     for tensor in index.tensors.values():
@@ -96,6 +101,7 @@ def describe(index: GgufIndex) -> ModelInfo:
             outer[tensor.name] = tensor.size
         elif layer < sizes.layers:
             by_layer[layer] += tensor.size
+            weights[layer] += math.prod(tensor.shape)
     embeddings, output = outer.pop(EMBEDDINGS), outer.pop(OUTPUT, None)
     sliding = any(sizes.sliding)
     return ModelInfo(
@@ -114,6 +120,8 @@ def describe(index: GgufIndex) -> ModelInfo:
         layer_bytes=tuple(by_layer),
         embedding_bytes=embeddings,
         output_bytes=embeddings if output is None else output,
+        layer_weights=tuple(weights),
+        output_weights=math.prod(index.tensors[EMBEDDINGS if output is None else OUTPUT].shape),
         other_bytes=sum(outer.values()),
         tensor_bytes=sum(by_type.values()),
         tied_embeddings=output is None,

@@ -109,6 +109,11 @@ class SessionClock:
             now = self._decode.ended = time.perf_counter_ns()
             self._downstream += now - self._handed_on
 
+    @property
+    def engine_nanos(self) -> int:
+        """Inside the engine's steps."""
+        return self._prefill.engine + self._decode.engine
+
     def read(self) -> HopTimings:
         """The sums so far."""
         prefill, decode = self._prefill, self._decode

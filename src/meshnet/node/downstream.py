@@ -10,6 +10,8 @@ from typing import Protocol, TypeVar
 from meshnet.domain.errors import MeshnetError, NodeError, NodeLostError, error_from
 from meshnet.domain.frames import (
     Cancel,
+    DecodeFrame,
+    DecodeStep,
     OpenSession,
     PrefillChunk,
     Release,
@@ -18,12 +20,15 @@ from meshnet.domain.frames import (
     SessionFailed,
     SessionOpened,
     SessionReleased,
+    SignedWork,
     StepAck,
     TokenReply,
 )
 from meshnet.domain.nodes import Hop, HopTimings
+from meshnet.domain.seamcounts import NodeSeamCounts
 from meshnet.node.credits import Credits
 from meshnet.transport.channel import SeamChannel
+from meshnet.transport.countersigning import OpenersReceipt
 
 HOP_TIMEOUT_SECONDS = 10.0
 """How long connecting to a node may take, or opening or releasing a session on the last one.
@@ -48,8 +53,15 @@ class Downstream:
     """Listens on the channel for one session. Errors name the hop."""
 
     def __init__(
-        self, owner: DownstreamOwner, channel: SeamChannel, hop: Hop, nodes_behind: int
+        self,
+        owner: DownstreamOwner,
+        channel: SeamChannel,
+        hop: Hop,
+        nodes_behind: int,
+        receipt: OpenersReceipt[NodeSeamCounts] | None,
     ) -> None:
+        """``receipt`` counts what passes; None where there are none."""
+        self._receipt = receipt
         self._owner = owner
         self._channel = channel
         self._hop = hop
@@ -98,8 +110,17 @@ class Downstream:
         await self._credits.take()
         waited = time.perf_counter_ns() - began
         self._last_chunk = max(self._last_chunk, chunk.step)
-        self.send(chunk)
+        self._step(chunk, chunk)
         return waited
+
+    def send_step(self, step: DecodeStep) -> None:
+        """Send a decode step; raises like :meth:`send`."""
+        self._step(DecodeFrame((step,)), step)
+
+    def _step(self, request: SeamRequest, counted: PrefillChunk | DecodeStep) -> None:
+        self.send(request)
+        if self._receipt is not None:
+            self._receipt.counts.request(counted)
 
     def begin_release(self, *, keep: bool) -> None:
         """Let the session behind go, whose caches may stay.
@@ -140,7 +161,10 @@ class Downstream:
 
     def leave(self, reason: str | None) -> None:
         """Hear no more of it; with a reason, the nodes behind are told to cancel."""
-        self._channel.detach(self.handle)
+        if self._receipt is None:
+            self._channel.detach(self.handle)
+        else:
+            self._receipt.linger(self.handle)
         self._opened.cancel()
         if not self._released.cancel() and not self._released.cancelled():
             # Trouble that came too late to matter is no error that nobody looked at.
@@ -154,6 +178,8 @@ class Downstream:
         """Take a reply from the channel."""
         match reply:
             case TokenReply():
+                if self._receipt is not None:
+                    self._receipt.on_reply(reply)
                 self._owner.token_returned(reply)
             case StepAck():
                 # A repeated decode step is acknowledged too, but took no credit.
@@ -164,6 +190,8 @@ class Downstream:
                 self._released.set_result(reply)
             case SessionFailed():
                 self._trouble(error_from(reply.status))
+            case SignedWork() if self._receipt is not None:
+                self._receipt.on_reply(reply)
             case _:
                 self._owner.fail(self._lost(f"it sent an unexpected {type(reply).__name__}"))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshnet.domain.ids import NodeId
 from meshnet.domain.metrics import Distribution, Metric, MetricKind, Sample
+from meshnet.domain.receipts import ReceiptState
 from meshnet.node.figures import NANO
 from meshnet.node.snapshot import NodeSnapshot, StepReading
 
@@ -68,6 +69,13 @@ PROPOSED = _metric(
     "Guesses at coming tokens that a head had computed.",
 )
 ACCEPTED = _metric("accepted_tokens_total", COUNTER, "Those of them that were right.")
+RECEIPTS = _metric(
+    "receipts_total",
+    COUNTER,
+    "Receipts of seams by state: signed by both sides, disputed, the word of one side, or dropped "
+    "since nobody fetched them.",
+    "state",
+)
 ERRORS = _metric("errors_total", COUNTER, "Sessions refused or ended by an error.", "code")
 SENT = _metric("sent_bytes_total", COUNTER, "Bytes of messages sent on a seam.", "seam")
 RECEIVED = _metric("received_bytes_total", COUNTER, "Bytes of messages received.", "seam")
@@ -97,6 +105,7 @@ NODE_METRICS = (
     PREFIX_TOKENS,
     PROPOSED,
     ACCEPTED,
+    RECEIPTS,
     ERRORS,
     SENT,
     RECEIVED,
@@ -152,6 +161,9 @@ def _labelled(node: str, snapshot: NodeSnapshot) -> Iterator[Sample]:
     yield Sample(CACHE, (node, "duplicate"), snapshot.duplicates)
     yield Sample(PREFIX_CHECKS, (node, "hit"), snapshot.prefix_hits)
     yield Sample(PREFIX_CHECKS, (node, "miss"), snapshot.prefix_misses)
+    for state in ReceiptState:
+        yield Sample(RECEIPTS, (node, state.value), snapshot.receipt_counts.get(state, 0))
+    yield Sample(RECEIPTS, (node, "dropped"), snapshot.receipts_dropped)
     for code, count in snapshot.errors.items():
         yield Sample(ERRORS, (node, code.value), count)
     for seam, traffic in snapshot.traffic.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections import OrderedDict
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from meshnet.domain.ids import SessionKey
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.engine.base import PrefillRequest, StepRequest, StepResult
-from meshnet.node.schedule import Ready, StepCosts, Turn
+from meshnet.node.schedule import Ready, StepCosts, Turn, most_decode_rows
 
 REMEMBERED_ENDS = 64
 """Sessions that ended last. Their steps that nothing was learnt from yet are no more than that."""
@@ -101,15 +100,9 @@ class EnginePlan:
     """Whether the engine's thread will look at what waits without being told."""
     closed: bool = False
 
-    def most_rows(self, bound: int) -> int:
-        """Of one decode step, at most.
-
-        A chain's head leaves as many groups of sessions as there are nodes: with all in one step,
-        every node but one would wait for it.
-        """
-        if self.stages == 1:
-            return bound
-        return min(bound, max(1, math.ceil(len(self.talking) / self.stages)))
+    def most_rows(self, bound: int, *, prompt: bool) -> int:
+        """Of one decode step, at most; ``prompt`` says whether one waits beside."""
+        return most_decode_rows(bound, len(self.talking), self.stages, self.costs, prompt=prompt)
 
     def learn(self) -> None:
         """Learn from what the engine computed, which needn't be before the next step but one

@@ -25,6 +25,7 @@ from meshnet.domain.frames import (
 )
 from meshnet.domain.lifecycle import CacheExpectation, CacheMode, SessionState
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
+from meshnet.domain.seamcounts import NodeSeamCounts
 from meshnet.domain.tensors import RESIDUAL, BoundaryBundle
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepResult
 from meshnet.node.history import TokenHistory, require_grammar
@@ -53,6 +54,7 @@ class SeamSession(ShardSession):
         require_grammar(request.sampling, parts.capabilities)
         history = TokenHistory(request.sampling, list(request.history), request.generated)
         super().__init__(parts, request.terms, upstream, request.handle, history)
+        self.counts: NodeSeamCounts = NodeSeamCounts()
         self._unknown = request.unknown
         self._return_path = request.return_path
         self._straight: StraightReturn | None = None
@@ -73,6 +75,8 @@ class SeamSession(ShardSession):
         larger than any step.
         """
         self.heard = asyncio.get_running_loop().time()
+        if not isinstance(frame, Release):
+            self.counts.request(frame)
         self._guard(lambda: self._queue(frame))
 
     def _queue(self, frame: PrefillChunk | DecodeStep | Release) -> None:
@@ -161,6 +165,7 @@ class SeamSession(ShardSession):
             self._send_up(reply)
 
     def _send_up(self, reply: TokenReply) -> None:
+        self.counts.reply(reply)
         self._upstream.send(replace(reply, handle=self.handle))
 
     def _end(self, state: SessionState, reason: str | None) -> None:

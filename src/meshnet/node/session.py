@@ -28,7 +28,6 @@ from meshnet.domain.errors import (
 from meshnet.domain.frames import (
     NOTHING_UNKNOWN,
     ChunkInfo,
-    DecodeFrame,
     DecodeStep,
     OpenSession,
     PrefillChunk,
@@ -41,6 +40,7 @@ from meshnet.domain.frames import (
 from meshnet.domain.generation import GeneratedToken
 from meshnet.domain.ids import SessionKey
 from meshnet.domain.lifecycle import CacheMode, SessionLifecycle, SessionState
+from meshnet.domain.seamcounts import NodeSeamCounts, SeamCounts
 from meshnet.domain.tensors import BoundaryBundle, DType
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepRequest, StepResult
 from meshnet.node.blame import at_node
@@ -53,6 +53,7 @@ from meshnet.node.plan import StepDone
 from meshnet.node.prefixes import fork_of, joined_pieces
 from meshnet.node.stepper import MAX_DECODE_ROWS
 from meshnet.transport.base import ServerSeam
+from meshnet.transport.countersigning import openers_receipt
 from meshnet.wire.narrow import narrowed
 
 LOGGER = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ MAX_SESSION_SECONDS = 3600.0
 class ShardSession(abc.ABC):
     """A session's state on this node, and the task that does its work."""
 
+    counts: SeamCounts
+    """What passes on the seam to the upstream."""
     place: Place
     """Set by the node when it lets the session in, before the start."""
 
@@ -101,6 +104,11 @@ class ShardSession(abc.ABC):
     def boundary_dtype(self) -> DType:
         """What the session's seams carry; its fingerprint says it."""
         return self.parts.boundaries.get(self.terms.fingerprint, DType.FLOAT32)
+
+    @property
+    def engine_nanos(self) -> int:
+        """How long the engine has worked on the session."""
+        return self._clock.engine_nanos
 
     @property
     def over(self) -> bool:
@@ -213,29 +221,32 @@ class ShardSession(abc.ABC):
         """Open the session on the nodes behind; nothing to do on a tail."""
         if len(self.terms.hops) == 1:
             return
-        hop = self.terms.hops[1]
+        (own, hop), parts = self.terms.hops[:2], self.parts
         try:
-            channels = self.parts.channels
-            channel = await channels.channel(hop.address, HOP_TIMEOUT_SECONDS, hop.node_id)
+            channel = await parts.channels.channel(hop.address, HOP_TIMEOUT_SECONDS, hop.node_id)
         except NodeError as error:
             raise NodeUnreachableError(
                 f"can't reach node {hop}: {error.message}",
                 node=hop.node_id,
                 layers=str(hop.layers),
             ) from error
-        self._downstream = Downstream(self, channel, hop, len(self.terms.hops) - 2)
+        behind = replace(self.terms, hops=self.terms.hops[1:])
+        book, counts = parts.channels.receipts, NodeSeamCounts()
+        receipt = openers_receipt(book, own.layers, behind, counts, channel)
+        self._downstream = Downstream(self, channel, hop, len(behind.hops) - 1, receipt)
         await self._downstream.open(
             OpenSession(
                 self._downstream.handle,
-                replace(self.terms, hops=self.terms.hops[1:]),
+                behind,
                 self._history.params,
                 tuple(self._history.tokens),
-                self.parts.flow,
+                parts.flow,
                 unknown,
                 return_path,
                 self.place.positions,
                 None if self.place.reuse is None else fork_of(self.place.reuse),
                 self._history.generated,
+                None if receipt is None else receipt.opener,
             )
         )
 
@@ -328,7 +339,7 @@ class ShardSession(abc.ABC):
                 truncate=request.expectation.mode is CacheMode.TRUNCATE,
                 unknown=unknown,
             )
-            self._downstream.send(DecodeFrame((frame,)))
+            self._downstream.send_step(frame)
         self._clock.handed_on(request, done, None, 0)
         if not self.over:
             self._handed_on(request, result)

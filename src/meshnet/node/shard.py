@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from meshnet.domain.errors import (
     CancelledError,
@@ -37,6 +38,7 @@ from meshnet.domain.frames import (
     SeamRequest,
     SessionFailed,
     SessionTerms,
+    SignedWork,
 )
 from meshnet.domain.ids import RouteSessionId, SessionKey
 from meshnet.domain.layers import require_chain
@@ -53,10 +55,23 @@ from meshnet.node.seam_session import SeamSession
 from meshnet.node.seats import Bounds
 from meshnet.node.session import ShardSession
 from meshnet.transport.base import ServerSeam, ShardService
+from meshnet.transport.countersigning import ReceiversReceipts
 
 REMEMBERED_EPOCHS = 4096
 READY_SECONDS = 30.0
 """A node that computed a step within this time is ready; else a probe step is run first."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is kept of one stream."""
+
+    seam: ServerSeam
+    returns: ReturnDesk
+    receipts: ReceiversReceipts
+    sessions: dict[int, ShardSession] = field(default_factory=dict)
+    highest: int = 0
+    """Of all handles so far."""
 
 
 class ShardNode(ShardService):
@@ -151,38 +166,35 @@ class ShardNode(ShardService):
 
     async def serve_seam(self, seam: ServerSeam) -> None:
         """See the base class."""
-        sessions: dict[int, ShardSession] = {}
-        returns = ReturnDesk(self._parts.flow)
-        highest = 0
+        receipts = ReceiversReceipts(seam, self._parts.channels.receipts)
+        stream = _Stream(seam, ReturnDesk(self._parts.flow), receipts)
 
         def take(request: SeamRequest) -> None:
-            nonlocal highest
             if isinstance(request, DecodeFrame):
                 for step in request.steps:
-                    self._route(seam, sessions, step.handle, step, highest)
+                    self._route(stream, step.handle, step)
             elif isinstance(request, Generate | OpenSession):
-                highest = max(highest, request.handle)
-                self._accept(seam, sessions, request)
+                stream.highest = max(stream.highest, request.handle)
+                self._accept(stream, request)
             elif isinstance(request, ReturnedTokens):
-                returns.take(request.replies)
+                stream.returns.take(request.replies)
             elif isinstance(request, AttachReturn):
-                returns.attach(seam, request, self._sessions.get(request.key))
+                stream.returns.attach(seam, request, self._sessions.get(request.key))
+            elif isinstance(request, SignedWork):
+                receipts.answered(request)
             else:
-                self._route(seam, sessions, request.handle, request, highest)
+                self._route(stream, request.handle, request)
 
         try:
             await seam.consume(take)
         finally:
-            for session in list(sessions.values()):
+            for session in list(stream.sessions.values()):
                 session.cancel("the opener of its stream is gone")
+            receipts.close()
             self._places.drop_of(seam)
 
-    def _accept(
-        self,
-        seam: ServerSeam,
-        sessions: dict[int, ShardSession],
-        request: Generate | OpenSession,
-    ) -> None:
+    def _accept(self, stream: _Stream, request: Generate | OpenSession) -> None:
+        seam, sessions = stream.seam, stream.sessions
         twin = sessions.get(request.handle)
         if twin is not None:
             # A failure names the handle alone, so the opener takes it for both.
@@ -198,9 +210,11 @@ class ShardNode(ShardService):
             return
         sessions[request.handle] = session
         self._sessions[session.key] = session
+        stream.receipts.opened(request, session.counts)
 
         def ended(over: ShardSession) -> None:
             sessions.pop(over.handle, None)
+            stream.receipts.ended(over.handle, over.engine_nanos)
             if self._sessions.get(over.key) is over:
                 del self._sessions[over.key]
             self._quiet.pop(over.key, None)
@@ -296,7 +310,7 @@ class ShardNode(ShardService):
         if isinstance(request, Generate):
             route = Route(request.terms.hops, request.terms.fingerprint)
             kept = self._places.prefixes(seam)
-            return best_reuse(request.spec.prompt, kept, route, self._chunk_tokens)
+            return best_reuse(request.spec.asked, kept, route, self._chunk_tokens)
         begin = request.begin
         if begin is None or begin.source is None:
             return None
@@ -320,24 +334,28 @@ class ShardNode(ShardService):
 
     def _route(
         self,
-        seam: ServerSeam,
-        sessions: dict[int, ShardSession],
+        stream: _Stream,
         handle: int,
         frame: PrefillChunk | DecodeStep | GrantTokens | Cancel | Release,
-        highest: int,
     ) -> None:
-        """Bring a frame to its session. One for a session that just ended is dropped."""
-        session = sessions.get(handle)
+        """Bring a frame to its session. One for a session that just ended is only counted."""
+        session = stream.sessions.get(handle)
         if session is None:
-            if handle > highest:
+            if handle > stream.highest:
                 unknown = SessionNotFoundError(f"no session with handle {handle} on this stream")
-                seam.send(SessionFailed(handle, status_of(unknown)))
-            elif isinstance(frame, Release | Cancel):
-                self._places.drop_handle(seam, handle)
+                stream.seam.send(SessionFailed(handle, status_of(unknown)))
+                return
+            stream.receipts.late(handle, frame)
+            if isinstance(frame, Release | Cancel):
+                self._places.drop_handle(stream.seam, handle)
             return
         match frame, session:
             case Cancel(), _:
+                stream.receipts.said_last(handle)
                 session.cancel(frame.reason)
+            case Release(), SeamSession():
+                stream.receipts.said_last(handle)
+                session.push(frame)
             case GrantTokens(), HeadSession():
                 session.grant(frame.tokens)
             case _, SeamSession() if not isinstance(frame, GrantTokens):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from meshnet.domain.ids import Address, NodeId
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.metrics import Distribution
+from meshnet.domain.receipts import Receipt, ReceiptState
 from meshnet.domain.status import StatusCode
 from meshnet.engine.base import MetricsResult
 from meshnet.node.figures import NodeFigures, Phase
@@ -18,6 +19,8 @@ from meshnet.transport.traffic import Traffic
 
 ENGINE_SECONDS = 0.25
 """How long the engine's own counts may take: it answers between steps. Then the last ones hold."""
+RECEIPTS_AT_ONCE = 24
+"""More would make a line longer than the pipe to the supervisor takes at once."""
 UPSTREAM = "upstream"
 """The name of the seams that others opened to this node."""
 
@@ -62,6 +65,11 @@ class NodeSnapshot:
     errors: Mapping[StatusCode, int]
     traffic: Mapping[str, Traffic]
     """By seam: the address of the node that this one opened it to, or :data:`UPSTREAM`."""
+    receipts: tuple[Receipt, ...] = ()
+    """Those that weren't told before, some at a time; only who asks knows of them from now on."""
+    receipt_counts: Mapping[ReceiptState, int] = field(default_factory=dict)
+    receipts_dropped: int = 0
+    """Those that nobody asked for in time."""
     resident_bytes: int | None = None
     """Memory that the process has now, mapped weights included; None where the system doesn't
     say."""
@@ -84,7 +92,7 @@ class NodeObserver:
         self._engine = await self._ask_engine()
         figures = parts.stepper.figures
         sessions, limits = node.sessions, parts.capabilities.limits
-        held = parts.capabilities
+        held, book = parts.capabilities, parts.channels.receipts
         return NodeSnapshot(
             node_id=parts.node_id,
             layers=LayerRange(held.shard_start, held.shard_end),
@@ -107,6 +115,9 @@ class NodeObserver:
             accepted_tokens=figures.accepted_tokens,
             errors=dict(figures.errors),
             traffic={name: replace(each) for name, each in self._seams()},
+            receipts=() if book is None else book.take(RECEIPTS_AT_ONCE),
+            receipt_counts={} if book is None else dict(book.counts),
+            receipts_dropped=0 if book is None else book.dropped,
             resident_bytes=resident_bytes(),
         )
 

@@ -283,7 +283,7 @@ class EngineStepper:
         if plan.talking and most:
             least = most if held.exact_pieces is None else held.exact_pieces[0]
             cut = self._pace.cut(plan.costs, plan.decode_rows, least, most)
-        rows = plan.most_rows(min(MAX_DECODE_ROWS, held.exact_sessions))
+        rows = plan.most_rows(min(MAX_DECODE_ROWS, held.exact_sessions), prompt=most > 0)
         return choose_step(ready, plan.turn, rows, cut)
 
     def _execute(self, chosen: tuple[Waiting, ...], rows: int) -> Step:

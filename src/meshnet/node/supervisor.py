@@ -233,4 +233,4 @@ class NodeProcess:
             text = line.decode(errors="replace").rstrip()
             if text:
                 self._last_words.append(text)
-                LOGGER.debug("%s: %s", self.node_id, text)
+                LOGGER.info("%s: %s", self.node_id, text)

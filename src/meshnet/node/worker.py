@@ -35,6 +35,7 @@ from meshnet.node.stepper import EngineStepper
 from meshnet.transport.certificates import PeerIdentity, Role
 from meshnet.transport.channel import ChannelPool
 from meshnet.transport.options import GrpcOptions
+from meshnet.transport.receipts import ReceiptBook, Signer
 from meshnet.transport.seam_client import GrpcTransport
 from meshnet.transport.seam_server import GrpcNodeServer
 
@@ -107,6 +108,12 @@ async def _tell(
         report(WorkerEvent("figures", figures=await observer.read()))
 
 
+def _receipts(config: NodeConfig) -> ReceiptBook | None:
+    if config.identity is None:
+        return None
+    return ReceiptBook(Signer(config.identity.load()))
+
+
 def _grpc_options(config: NodeConfig) -> GrpcOptions:
     if config.identity is None:
         return GrpcOptions()
@@ -140,7 +147,7 @@ async def load_node(config: NodeConfig, transport: GrpcTransport, tracer: Tracer
             engine,
             loaded.capabilities,
             stepper,
-            ChannelPool(transport),
+            ChannelPool(transport, _receipts(config)),
             config.flow,
             boundaries=boundaries(recipe.fingerprint(), loaded.capabilities.n_embd),
             tracer=tracer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import threading
 import time
@@ -21,17 +22,37 @@ from meshnet.domain.errors import (
     UnauthenticatedError,
 )
 from meshnet.domain.ids import Address, NodeId
+from meshnet.domain.printable import printable
+from meshnet.tracker import asking
+from meshnet.tracker import logmessages as lm
 from meshnet.tracker import messages as msg
-from meshnet.transport.certificates import public_key_of
+from meshnet.tracker import pairing_messages as pm
+from meshnet.tracker import receiptmessages as rm
+from meshnet.tracker.fields import Message
+from meshnet.tracker.measurements import PATH_PROBE, Probe
+from meshnet.tracker.offers import PATH_MODELS, ModelsReply
+from meshnet.transport.certificates import fingerprint_of, public_key_of
 from meshnet.transport.jointoken import JoinToken, join_proof
-from meshnet.transport.tls import Identity, client_context, first_contact, joining_context
+from meshnet.transport.pairing import PairingCode, PairingSide, same_proof
+from meshnet.transport.tls import (
+    Identity,
+    authority_at,
+    client_context,
+    first_contact,
+    joining_context,
+)
 
 ANSWER_SECONDS = 5.0
 JOIN_SECONDS = 20.0
+PAIR_SECONDS = 10.0
+"""All of a pairing, after the first contact."""
+MOST_ANSWER_BYTES = 64 << 20
+"""Of any answer; no tracker has more to say."""
+MOST_MESSAGE = 500
 MANIFEST_SECONDS = 30.0
 """All of it; between two pieces no more than for any answer."""
 
-MessageT = TypeVar("MessageT", bound=msg.Message)
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 async def join(token: JoinToken, key_pem: bytes, name: str) -> tuple[msg.JoinReply, bytes]:
@@ -51,6 +72,42 @@ async def join(token: JoinToken, key_pem: bytes, name: str) -> tuple[msg.JoinRep
     async with _Connection(token.address, joining_context(authority), JOIN_SECONDS) as tracker:
         reply = await tracker.ask(msg.JoinReply, "POST", msg.PATH_JOIN, request)
     return reply, authority
+
+
+async def pair(address: Address, code: PairingCode, contact_seconds: float = 10.0) -> JoinToken:
+    """A token from a tracker that isn't known, by a short code that it shows to people.
+
+    What answers there is believed only if it has the same code, and if it has the authority whose
+    certificate it gave. Raises ``NodeUnreachableError`` if no tracker answers within
+    ``contact_seconds``, ``NodeNotReadyError`` if it is busy, and :class:`UnauthenticatedError`
+    with ``details["field"]``: ``proof`` when the codes differ, ``code`` when none is good.
+    """
+    authority = await authority_at(address, contact_seconds)
+    fingerprint = fingerprint_of(authority)
+    side = PairingSide.machine(code, fingerprint)
+    context = joining_context(authority)
+    try:
+        async with (
+            asyncio.timeout(PAIR_SECONDS),
+            _Connection(address, context, PAIR_SECONDS, pm.MAX_REPLY_BYTES) as tracker,
+        ):
+            begun = await tracker.ask(
+                pm.PairReply, "POST", pm.PATH_PAIR, pm.PairRequest(message=side.message.hex())
+            )
+            keys = side.finish(bytes.fromhex(begun.message))
+            shown = pm.ProofRequest(exchange=begun.exchange, proof=keys.machine_proof.hex())
+            reply = await tracker.ask(pm.ProofReply, "POST", pm.PATH_PROVE, shown)
+    except TimeoutError:
+        raise NodeUnreachableError(
+            f"the tracker at {address} didn't answer within {PAIR_SECONDS:g} s"
+        ) from None
+    if not same_proof(bytes.fromhex(reply.proof), keys.tracker_proof):
+        raise UnauthenticatedError(
+            f"what answers at {address} doesn't have the code either", field="proof"
+        )
+    told = keys.unseal(bytes.fromhex(reply.sealed))
+    made = _understood(msg.TokenReply, told, f"{address} answered {pm.PATH_PROVE}")
+    return JoinToken(address, fingerprint, made.secret, made.expires_unix)
 
 
 def fetch_manifest(url: str, context: ssl.SSLContext, stop: threading.Event) -> bytes:
@@ -81,9 +138,16 @@ def fetch_manifest(url: str, context: ssl.SSLContext, stop: threading.Event) -> 
 class _Connection:
     """Asks one tracker; every question has a deadline."""
 
-    def __init__(self, address: Address, context: ssl.SSLContext, seconds: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        context: ssl.SSLContext,
+        seconds: float,
+        most_bytes: int = MOST_ANSWER_BYTES,
+    ) -> None:
         self.address = address
         self._seconds = seconds
+        self._most_bytes = most_bytes
         self._http = self._opened(context)
 
     async def __aenter__(self) -> Self:
@@ -108,31 +172,37 @@ class _Connection:
         )
 
     async def ask(
-        self, kind: type[MessageT], method: str, path: str, body: msg.Message | None = None
+        self, kind: type[MessageT], method: str, path: str, body: Message | None = None
     ) -> MessageT:
         """One question; raises what :func:`join` lists, and ``NodeNotReadyError``."""
         response = await self.send(method, path, body)
-        try:
-            return kind.model_validate_json(response.content)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "body"
-            raise NodeNotReadyError(
-                f"the tracker at {self.address} answered {method} {path} with something else: "
-                f"{where}: {first['msg']}; do both run the same version?"
-            ) from None
+        return _understood(kind, response.content, f"{self.address} answered {method} {path}")
 
-    async def send(self, method: str, path: str, body: msg.Message | None = None) -> httpx.Response:
+    async def send(self, method: str, path: str, body: Message | None = None) -> httpx.Response:
         """The answer, if it is none of failure; raises like :meth:`ask`."""
         content = None if body is None else body.model_dump_json()
         headers = {} if body is None else {"content-type": "application/json"}
         try:
-            response = await self._http.request(method, path, content=content, headers=headers)
+            async with self._http.stream(method, path, content=content, headers=headers) as answer:
+                status, told = answer.status_code, await self._within_bounds(answer)
         except httpx.HTTPError as error:
             raise _unreachable(self.address, error, self._seconds) from error
+        response = httpx.Response(status, content=told)
         if response.is_success:
             return response
         raise _refusal(self.address, response)
+
+    async def _within_bounds(self, answer: httpx.Response) -> bytes:
+        content = bytearray()
+        # As it comes: what is packed could be unpacked to any size.
+        async for part in answer.aiter_raw():
+            content += part
+            if len(content) > self._most_bytes:
+                raise NodeNotReadyError(
+                    f"{self.address} answers with more than {self._most_bytes} bytes; is it a "
+                    "tracker?"
+                )
+        return bytes(content)
 
 
 class TrackerClient(_Connection):
@@ -158,6 +228,35 @@ class TrackerClient(_Connection):
         """The cluster as the tracker sees it."""
         return await self.ask(msg.StatusReply, "GET", msg.PATH_STATUS)
 
+    async def models(self) -> ModelsReply:
+        """The models that the cluster serves."""
+        return await self.ask(ModelsReply, "GET", PATH_MODELS)
+
+    async def probe(self, padding_bytes: int) -> None:
+        """Ask nothing, with so many bytes, so that the link can be timed; for a node."""
+        await self.ask(Probe, "POST", PATH_PROBE, Probe(padding="0" * padding_bytes))
+
+    async def route(self, request: asking.RouteRequest) -> asking.RouteReply:
+        """A chain for the next generation; for a gateway."""
+        return await self.ask(asking.RouteReply, "POST", asking.PATH_ROUTES, request)
+
+    async def relay(self, request: asking.RelayRequest) -> asking.RelayReply:
+        """Who may wait at the relay; for an admin."""
+        return await self.ask(asking.RelayReply, "POST", asking.PATH_RELAY, request)
+
+    async def send_logs(self, chunk: lm.LogChunk) -> None:
+        """Send lines of this machine's log, which are wanted."""
+        await self.send("POST", lm.PATH_LOGS, chunk)
+
+    async def logs(self, node: NodeId, after: int) -> lm.LogsReply:
+        """Want lines of a machine's log, and get those that have come; for an admin."""
+        body = lm.LogsRequest(after=after)
+        return await self.ask(lm.LogsReply, "POST", f"/nodes/{node}/logs", body)
+
+    async def send_receipts(self, report: rm.ReceiptsReport) -> rm.ReceiptsReply:
+        """What sessions took; for a node and a gateway."""
+        return await self.ask(rm.ReceiptsReply, "POST", rm.PATH_RECEIPTS, report)
+
     async def tell(self, node: NodeId, verb: str) -> msg.StatusReply:
         """``drain``, ``undrain`` or ``remove`` a machine."""
         return await self.ask(msg.StatusReply, "POST", f"/nodes/{node}/{verb}")
@@ -166,6 +265,10 @@ class TrackerClient(_Connection):
         """A new join token."""
         return await self.ask(msg.TokenReply, "POST", msg.PATH_TOKENS, request)
 
+    async def new_code(self, request: pm.CodeRequest) -> pm.CodeReply:
+        """A new pairing code; for an admin."""
+        return await self.ask(pm.CodeReply, "POST", pm.PATH_CODE, request)
+
     async def revoke_token(self, token_id: str) -> None:
         """Let nobody join with a token any more."""
         await self.send("DELETE", f"{msg.PATH_TOKENS}/{token_id}")
@@ -173,6 +276,18 @@ class TrackerClient(_Connection):
     async def renew(self, request: msg.RenewRequest) -> msg.JoinReply:
         """A new certificate for the key that this client's own is for."""
         return await self.ask(msg.JoinReply, "POST", msg.PATH_RENEW, request)
+
+
+def _understood(kind: type[MessageT], content: bytes, answered: str) -> MessageT:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "body"
+        raise NodeNotReadyError(
+            f"the tracker at {answered} with something else: "
+            f"{printable(where, MOST_MESSAGE)}: {first['msg']}; do both run the same version?"
+        ) from None
 
 
 def _unreachable(address: Address, error: httpx.HTTPError, seconds: float) -> NodeUnreachableError:
@@ -187,11 +302,13 @@ def _refusal(address: Address, response: httpx.Response) -> MeshnetError:
         failure = msg.Failure.model_validate_json(response.content)
     except ValidationError:
         failure = msg.Failure(code="http", message=f"HTTP status {response.status_code}")
-    message = f"the tracker at {address} refused: {failure.message}"
+    # Who joins isn't sure yet who answers, and shows it on a terminal.
+    told = printable(failure.message, MOST_MESSAGE)
+    message = f"the tracker at {address} refused: {told}"
     if response.status_code in (401, 403):
         return UnauthenticatedError(message, field=failure.field or "")
     if response.status_code == 409:
         return StaleEpochError(message)
     if response.status_code >= 500 or response.status_code == 429:
         return NodeNotReadyError(message)
-    return InvalidArgumentError(failure.field or "request", failure.message)
+    return InvalidArgumentError(printable(failure.field or "request", MOST_MESSAGE), told)

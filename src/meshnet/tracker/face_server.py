@@ -11,35 +11,28 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.tracker.face import PEER
-from meshnet.tracker.face_ready import ReadyServer
+from meshnet.tracker.face_ready import PunctualProtocol, ReadyServer
 from meshnet.transport.certificates import peer_of
 
 START_SECONDS = 10.0
 STOP_SECONDS = 1.0
-FIRST_REQUEST_SECONDS = 10.0
-"""How long a peer may take to ask for something, to the end of the request's head."""
-NEXT_REQUEST_SECONDS = 30.0
-"""From an answer on, the same for the next request on the connection."""
 MOST_CONNECTIONS = 1000
 MOST_STRANGERS = 200
 """Of these, connections of peers without a certificate."""
 
 
-class _CertifiedProtocol(H11Protocol):
+class _CertifiedProtocol(PunctualProtocol):
     """Puts the peer's identity, if its certificate was verified, into each request's state.
 
     A peer without one asks once for each connection, and is one of a few at a time.
     """
 
     certified = False
-    _head_due: asyncio.TimerHandle | None = None
-    """Ends the connection; set while a request's head is waited for."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,48 +46,28 @@ class _CertifiedProtocol(H11Protocol):
                 self.certified = True
         if not self.certified and self._strangers() > MOST_STRANGERS:
             transport.abort()
-            return
-        self._await_head(FIRST_REQUEST_SECONDS)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_came()
-        super().connection_lost(exc)
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle and not self.cycle.response_complete:
-            self._head_came()
-            if not self.certified:
-                # The request begins to be answered later; the answer names this too.
-                self.cycle.scope["headers"] = [*self.cycle.scope["headers"], CLOSE_HEADER]
-
-    def on_response_complete(self) -> None:
-        # uvicorn's own timer for this is off from the next request's first byte on.
-        self._await_head(NEXT_REQUEST_SECONDS)
-        super().on_response_complete()
+        if self.cycle and not self.cycle.response_complete and not self.certified:
+            # The request begins to be answered later; the answer names this too.
+            self.cycle.scope["headers"] = [*self.cycle.scope["headers"], CLOSE_HEADER]
 
     def _strangers(self) -> int:
         # The set holds protocols of this class alone, which made them.
         return sum(not getattr(each, "certified", False) for each in self.connections)
 
-    def _await_head(self, seconds: float) -> None:
-        self._head_came()
-        # A peer that asks for nothing holds a connection that another could have.
-        self._head_due = self.loop.call_later(seconds, self.transport.close)
-
-    def _head_came(self) -> None:
-        if self._head_due is not None:
-            self._head_due.cancel()
-            self._head_due = None
-
 
 @asynccontextmanager
 async def face_served(
-    app: Starlette, listener: socket.socket, context: ssl.SSLContext
+    app: ASGIApp,
+    listener: socket.socket,
+    context: ssl.SSLContext,
+    connections: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[None]:
     """Serve ``app`` on a bound socket from now until the block ends.
 
-    ``context`` asks peers for a certificate without demanding one.
+    ``context`` asks peers for a certificate, with or without demanding one.
     """
     config = uvicorn.Config(
         app,
@@ -106,8 +79,8 @@ async def face_served(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=int(NEXT_REQUEST_SECONDS),
-        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=int(PunctualProtocol.next_request_seconds),
+        limit_concurrency=connections,
     )
     config.load()
     config.ssl = context

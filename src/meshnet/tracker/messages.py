@@ -5,18 +5,29 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import Field, StringConstraints, model_validator
 
-from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import Address
-from meshnet.transport.address import parse_address
+from meshnet.tracker.fields import (
+    AddressText,
+    Count,
+    DeviceName,
+    DigestText,
+    Message,
+    Name,
+    NodeIdText,
+    Pem,
+    Problem,
+    Rate,
+    Seconds,
+)
+from meshnet.tracker.measurements import (
+    LinkReport,
+    Neighbour,
+    RunsStatus,
+    SpeedReport,
+    Told,
+)
 
 PATH_JOIN = "/join"
 PATH_RENEW = "/renew"
@@ -25,35 +36,12 @@ PATH_STATUS = "/status"
 PATH_TOKENS = "/tokens"
 MAX_BODY_BYTES = 64 * 1024
 MAX_REMOVED = 1000
-
-
-def _address(text: str) -> str:
-    try:
-        _, port = parse_address(text, "address")
-    except InvalidArgumentError as error:
-        raise ValueError(error.message) from None
-    if port == 0:
-        raise ValueError(f"{text!r} has port 0, which nobody can connect to")
-    return text
-
-
-Count = Annotated[int, Field(ge=0, lt=2**53)]
-Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, lt=1e18, allow_inf_nan=False)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-DigestText = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
-AddressText = Annotated[str, StringConstraints(max_length=261), AfterValidator(_address)]
-"""``host:port`` or ``[ipv6]:port`` that others can connect to."""
-NodeIdText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-Problem = Annotated[str, StringConstraints(max_length=1000)]
-DeviceName = Annotated[str, StringConstraints(max_length=200)]
-Pem = Annotated[str, StringConstraints(min_length=1, max_length=16_384)]
-
-
-class Message(BaseModel):
-    """Frozen; a field that isn't known, or of another type, is refused by its name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+MAX_SLICES = 32
+MAX_HOLDERS = 8
+MAX_SPEEDS = 16
+MAX_LINKS = 8
+MAX_NEIGHBOURS = 5
+PROMPT_TOKENS = 128
 
 
 class Phase(StrEnum):
@@ -118,6 +106,8 @@ class MachineReport(Message):
     """Accelerators, as libllama names them."""
     hours: Annotated[str, StringConstraints(pattern=r"^(\d\d:\d\d-\d\d:\d\d)?$")] = ""
     """When its owner lends it, in UTC and as HH:MM-HH:MM; empty: always."""
+    speeds: Annotated[tuple[SpeedReport, ...], Field(max_length=MAX_SPEEDS)] = ()
+    """How fast it computes the models that it was measured with."""
 
 
 class WorkReport(Message):
@@ -180,6 +170,36 @@ class LoadReport(Message):
     decode: StepCounts = StepCounts()
 
 
+class SliceReport(Message):
+    """A slice that is complete in a machine's cache: with layer 0 go the embeddings, with the last
+    layer the output."""
+
+    model: DigestText
+    start: Count
+    end: Count
+
+    @model_validator(mode="after")
+    def _whole(self) -> SliceReport:
+        if self.start >= self.end:
+            raise ValueError(f"start {self.start} must be less than end {self.end}")
+        return self
+
+
+class WeightsReport(Message):
+    """Which weights a machine gives to others, and where its own came from."""
+
+    address: AddressText | None = None
+    """Where it gives them; None: nowhere."""
+    slices: Annotated[tuple[SliceReport, ...], Field(max_length=MAX_SLICES)] = ()
+    """The last used ones, where there are more."""
+    first_bytes: Count = 0
+    """Fetched from the first machine since the agent's start, headers included."""
+    peer_bytes: Count = 0
+    """The same from other machines."""
+    given_bytes: Count = 0
+    """Given to others in that time."""
+
+
 class HeartbeatRequest(Message):
     """Sent every few seconds; a machine that stops is taken for gone when its lease is over."""
 
@@ -193,6 +213,9 @@ class HeartbeatRequest(Message):
     load: LoadReport = LoadReport()
     round_trip_seconds: Seconds = 0.0
     """Of the last heartbeat; 0 for the first."""
+    weights: WeightsReport = WeightsReport()
+    links: Annotated[tuple[LinkReport, ...] | None, Field(max_length=MAX_LINKS)] = None
+    """What it measured of its links; None: what it said before."""
 
     @property
     def state(self) -> MachineState:
@@ -222,6 +245,16 @@ class Serving(Message):
     allow_unverified: bool = False
 
 
+class HolderReply(Message):
+    """A machine that gives a slice to others."""
+
+    node_id: NodeIdText
+    name: Name
+    address: AddressText
+    start: Count
+    end: Count
+
+
 class AssignmentReply(Message):
     """The layers that a machine is to hold."""
 
@@ -232,6 +265,9 @@ class AssignmentReply(Message):
     total_layers: Count
     epoch: Count
     serving: Serving
+    holders: Annotated[tuple[HolderReply, ...], Field(max_length=MAX_HOLDERS)] = ()
+    """Whom to ask for these layers before the first machine; told before the fetch, and again now
+    and then while it goes on."""
 
 
 class HeartbeatReply(Message):
@@ -244,11 +280,15 @@ class HeartbeatReply(Message):
     heartbeat_seconds: Seconds
     relay: AddressText | None = None
     """Where to keep connections, since others can't reach the worker's address; None: nowhere."""
+    neighbours: Annotated[tuple[Neighbour, ...] | None, Field(max_length=MAX_NEIGHBOURS)] = None
+    """Machines to which it is to measure its links; None: those that it was told before."""
     removed: Annotated[tuple[NodeIdText, ...], Field(max_length=MAX_REMOVED)] = ()
     """Machines that were removed while their certificates may be good still: not to be answered.
 
     The last ones, where there are more.
     """
+    logs_after: Count | None = None
+    """Send lines of the log after this time, in microseconds since 1970; None: none are wanted."""
 
 
 class TokenRequest(Message):
@@ -305,6 +345,12 @@ class MachineStatus(Message):
     round_trip_seconds: Seconds = 0.0
     way: Way | None = None
     """How others get to its worker; None without one."""
+    weights: WeightsReport | None = None
+    """Which weights it has for others, and where its own came from."""
+    links: tuple[LinkReport, ...] = ()
+    """What it measured of its links."""
+    step: Told | None = None
+    """A decode step of its layers, as predicted and as measured; None where neither is known."""
 
 
 class ModelStatus(Message):
@@ -321,6 +367,10 @@ class ModelStatus(Message):
     """Layers that no machine holds now."""
     problem: Problem = ""
     """Why it can't be used; empty else."""
+    predicted: RunsStatus | None = None
+    """What is predicted of the route, for a prompt of :data:`PROMPT_TOKENS`; None without one."""
+    ran: RunsStatus | None = None
+    """What the last generations took, and what was predicted of them; None without any."""
 
 
 class TokenStatus(Message):

@@ -16,12 +16,24 @@ import numpy as np
 from meshnet.domain.ids import Address, Digest, NodeId
 from meshnet.domain.layers import LayerRange
 from meshnet.tracker.leases import Policy
-from meshnet.tracker.messages import HeartbeatRequest, LoadReport, Phase, WorkReport
+from meshnet.tracker.measurements import LinkReport
+from meshnet.tracker.messages import (
+    HeartbeatRequest,
+    LoadReport,
+    MachineReport,
+    Phase,
+    WorkReport,
+)
 from meshnet.tracker.placement import Matrix
+from meshnet.tracker.speeds import Hop, Speed
 from meshnet.tracker.state import Share
 
 LINK_SECONDS: Final = 0.0003
 """One way between two nodes whose round trips aren't known: a switched local network."""
+LINK_RATE: Final = 125e6
+"""Bytes a second of a link whose rate isn't known: 1 Gbit/s."""
+PROBE_SECONDS: Final = 0.0015
+"""Of a round trip between two nodes, this may be the time their programs take."""
 ANSWER_SECONDS: Final = 0.005
 """Of a heartbeat's round trip, this may be the time it takes to be answered."""
 UNMEASURED_STEP_SECONDS: Final = 0.001
@@ -59,6 +71,12 @@ class Record:
     """To the tracker, smoothed, in seconds; 0 when not measured."""
     distance: float = 0.0
     """What of it the network takes; it follows only when that has doubled or halved."""
+    speeds: tuple[tuple[str, Speed], ...] = ()
+    """How fast it computes the models, by their digests, that it was measured with."""
+    links: Mapping[NodeId, LinkReport] = field(default_factory=dict)
+    """What it measured of its links to others; replaced whole."""
+    told_links: tuple[LinkReport, ...] = ()
+    """The same with that to the tracker."""
     place: tuple[Family, LayerRange] | None = None
     address: Address | None = None
     score: float = 0.0
@@ -111,6 +129,10 @@ class Observed:
         self._note_failing(record, told, now)
         if beat.round_trip_seconds > 0:
             _note_round_trip(record, beat.round_trip_seconds)
+        record.speeds = speeds_of(beat.machine, record.speeds)
+        if beat.links is not None:
+            record.told_links = beat.links
+            record.links = {NodeId(it.node_id): it for it in beat.links if it.node_id is not None}
         self._rank(node_id, record)
 
     def took(self, node_ids: Iterable[NodeId], now: float) -> None:
@@ -181,6 +203,15 @@ class Observed:
             self._unrank(node_id, self._records[node_id])
         return gone
 
+    def speeds(self, node_id: NodeId) -> tuple[tuple[str, Speed], ...]:
+        """How fast a node computes the models, by their digests, that it was measured with."""
+        record = self._records.get(node_id)
+        return () if record is None else record.speeds
+
+    def records(self) -> Iterable[tuple[NodeId, Record]]:
+        """All that is known of nodes, to be read."""
+        return self._records.items()
+
     def record(self, node_id: NodeId) -> Record | None:
         """What is known of a node, to be read; None if it wasn't heard of since the start."""
         return self._records.get(node_id)
@@ -220,21 +251,50 @@ class Observed:
         (serves, recipe), held = record.place
         return recipe if serves == digest and held == layers else None
 
-    def link_seconds(self, sender: NodeId, receiver: NodeId) -> float:
-        """One way from a node to another, taken to be half of both round trips to here."""
+    def link_seconds(self, sender: NodeId, receiver: NodeId, row_bytes: int = 0) -> float:
+        """How long a row takes one way from a node to another.
+
+        As one of them measured it; else half of both round trips to here stand for it.
+        """
         one, other = self._records.get(sender), self._records.get(receiver)
         if one is None or other is None:
             return LINK_SECONDS
+        measured = one.links.get(receiver) or other.links.get(sender)
+        if measured is not None:
+            return _one_way(measured, row_bytes)
         return max((one.distance + other.distance) / 2, LINK_SECONDS)
 
-    def planned_links(self, nodes: Sequence[NodeId]) -> Matrix:
-        """The links of which plans are made, in seconds, shape (nodes, nodes).
+    def hop(self, sender: NodeId, receiver: NodeId) -> Hop:
+        """The same link by its delay and its rate, or a local network's that isn't known."""
+        one, other = self._records.get(sender), self._records.get(receiver)
+        measured = None
+        if one is not None and other is not None:
+            measured = one.links.get(receiver) or other.links.get(sender)
+        rate = 0 if measured is None else measured.bytes_per_second
+        trip = 0.0 if measured is None else measured.round_trip_seconds
+        return Hop(trip / 2 or self.link_seconds(sender, receiver), rate or LINK_RATE)
+
+    def planned_links(self, nodes: Sequence[NodeId], row_bytes: int = 0) -> Matrix:
+        """The links of which plans are made, in seconds a row, shape (nodes, nodes).
 
         In steps of doubling, so that plans don't follow every measurement.
         """
         records = [self._records.get(node) for node in nodes]
         apart = np.array([0.0 if known is None else known.distance for known in records])
         links = (apart[:, None] + apart[None, :]) / 2
+        places = {node: number for number, node in enumerate(nodes)}
+        measured = [
+            (number, places[other], _one_way(link, row_bytes))
+            for number, known in enumerate(records)
+            if known is not None
+            for other, link in known.links.items()
+            if other in places
+        ]
+        for number, other, seconds in measured:
+            links[other, number] = seconds
+        for number, other, seconds in measured:
+            # What the sender itself measured counts more.
+            links[number, other] = seconds
         doublings = np.round(np.log2(np.maximum(links / LINK_SECONDS, 1)))
         rounded: Matrix = LINK_SECONDS * 2.0**doublings
         np.fill_diagonal(rounded, 0.0)
@@ -304,6 +364,21 @@ def _expected_seconds(record: Record) -> float:
     seconds = (record.step_seconds or UNMEASURED_STEP_SECONDS) * (1 + sessions + load.queued_steps)
     is_full = load.max_sessions and sessions >= load.max_sessions
     return seconds + FULL_SECONDS if is_full else seconds
+
+
+def _one_way(link: LinkReport, row_bytes: int) -> float:
+    """What a row takes; on a local network just :data:`LINK_SECONDS`, so that these are alike."""
+    rate = min(link.bytes_per_second or LINK_RATE, LINK_RATE)
+    network = max(link.round_trip_seconds - PROBE_SECONDS, 0.0) / 2
+    return max(network, LINK_SECONDS) + row_bytes / rate - row_bytes / LINK_RATE
+
+
+def speeds_of(
+    machine: MachineReport, before: tuple[tuple[str, Speed], ...]
+) -> tuple[tuple[str, Speed], ...]:
+    """A machine's speeds with models; the same values where nothing has changed."""
+    said = tuple((each.model, each.speed()) for each in machine.speeds)
+    return before if said == before else said
 
 
 def _note_round_trip(record: Record, seconds: float) -> None:

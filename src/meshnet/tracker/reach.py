@@ -49,11 +49,13 @@ def looked(place: Place, *, answered: bool, now: float, apart: float = 0.5) -> P
 class Reach:
     """The nodes' addresses. Without a relay, every one is taken for reachable, and none tried."""
 
-    def __init__(self, relay: Address | None = None) -> None:
-        """``relay``: where other machines reach it."""
+    def __init__(self, relay: Address | None = None, waiting: Collection[NodeId] = ()) -> None:
+        """``relay``: where other machines reach it; ``waiting``: who waits there already, as a
+        tracker before this one told them to: until their addresses answer they are to stay."""
         self._relay = relay
         self._places: dict[NodeId, Place] = {}
-        self._waiting: frozenset[NodeId] = frozenset()
+        self._waiting = frozenset(waiting)
+        self._told_before = set(waiting)
 
     def stated(self, node_id: NodeId, address: Address | None, now: float) -> None:
         """A node says where its worker is. None: nowhere now, which says nothing of the address."""
@@ -61,11 +63,14 @@ class Reach:
             return
         place = self._places.get(node_id)
         if place is None or place.address != address:
-            self._places[node_id] = Place(address, now)
+            answers = False if node_id in self._told_before else None
+            self._places[node_id] = Place(address, now, answers)
+        self._told_before.discard(node_id)
 
     def forget(self, node_id: NodeId) -> None:
         """A node is no member any more."""
         self._places.pop(node_id, None)
+        self._told_before.discard(node_id)
 
     def due(self, now: float) -> tuple[tuple[NodeId, Address], ...]:
         """The addresses to try now; each is told once, and again if nothing is said of it."""
@@ -87,9 +92,10 @@ class Reach:
         self._waiting = frozenset(nodes)
 
     @property
-    def relayed(self) -> frozenset[NodeId]:
+    def relayed(self) -> set[NodeId]:
         """The nodes that are to keep connections at the relay."""
-        return frozenset(node for node, it in self._places.items() if it.answers is False)
+        told = (node for node, it in self._places.items() if it.answers is False)
+        return self._told_before.union(told)
 
     def relay_of(self, node_id: NodeId) -> Address | None:
         """Where a node is to keep connections; None: nowhere."""
@@ -111,6 +117,11 @@ class Reach:
         """Where others connect to get to a node that states an address."""
         relay = self.relay_of(node_id)
         return stated if relay is None else relay
+
+    def way_to(self, node_id: NodeId, stated: Address) -> Address | None:
+        """Like :meth:`address`; None for a node that can't be reached, or was never tried."""
+        way = self.way(node_id)
+        return self.address(node_id, stated) if way in (Way.DIRECT, Way.RELAYED) else None
 
     @property
     def out_of_reach(self) -> frozenset[NodeId]:

@@ -111,7 +111,7 @@ def route_for(
         found = [
             (way, recipe)
             for recipe, ranges in observed.ranked(digest).items()
-            if (way := _best(terms, ranges, offer.total_layers)) is not None
+            if (way := _best(terms, ranges, offer)) is not None
         ]
         if found:
             way, recipe = min(found, key=lambda each: each[0].seconds)
@@ -158,8 +158,9 @@ def _gaps(there: Iterable[LayerRange], total: int) -> tuple[LayerRange, ...]:
     return tuple(gaps)
 
 
-def _best(terms: _Terms, ranges: Mapping[LayerRange, Ranked], total_layers: int) -> _Way | None:
+def _best(terms: _Terms, ranges: Mapping[LayerRange, Ranked], offer: Offer) -> _Way | None:
     """The best chain over nodes of one recipe; None if there is none."""
+    total_layers, row_bytes = offer.total_layers, offer.shape.boundary_bytes
     ways: dict[int, list[_Ways]] = {}
     for layers in sorted(ranges):
         before = ways.get(layers.start, [])
@@ -169,7 +170,7 @@ def _best(terms: _Terms, ranges: Mapping[LayerRange, Ranked], total_layers: int)
             if layers.start == 0:
                 here = {node_id: _Way(seconds, node_id, layers, node_id, None)}
             else:
-                here = _extended(before, seconds, node_id, layers, terms.observed)
+                here = _extended(before, seconds, node_id, layers, terms.observed, row_bytes)
             ways.setdefault(layers.end, []).append(here)
     there = (way for here in ways.get(total_layers, []) for way in here.values())
     closed = (_closed(way, terms.observed) for way in there)
@@ -182,11 +183,12 @@ def _extended(
     node_id: NodeId,
     layers: LayerRange,
     observed: Observed,
+    row_bytes: int,
 ) -> _Ways:
     """The best ways to a node, one for each head, since a token goes back to it."""
     here: _Ways = {}
     for there in before:
-        link = observed.link_seconds(next(iter(there.values())).node_id, node_id)
+        link = observed.link_seconds(next(iter(there.values())).node_id, node_id, row_bytes)
         for head, way in there.items():
             total = way.seconds + link + seconds
             known = here.get(head)

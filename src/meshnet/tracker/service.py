@@ -10,20 +10,27 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshnet.domain.errors import InvalidArgumentError, MeshnetError, UnauthenticatedError
+from meshnet.domain.errors import InvalidArgumentError, UnauthenticatedError
 from meshnet.domain.ids import Digest, NodeId
-from meshnet.domain.nodes import Hop
 from meshnet.tracker import events as ev
 from meshnet.tracker import messages as msg
 from meshnet.tracker.clocks import Clocks
+from meshnet.tracker.holders import Holders
 from meshnet.tracker.leases import Policy
+from meshnet.tracker.logdesk import LogDesk
+from meshnet.tracker.measurements import RunReport
+from meshnet.tracker.neighbours import Neighbours
 from meshnet.tracker.observed import Observed
 from meshnet.tracker.pace import Pace
+from meshnet.tracker.pairing import Pairing
 from meshnet.tracker.plan import Draft
 from meshnet.tracker.reach import Reach
-from meshnet.tracker.routing import Route, missing_layers, route_for
+from meshnet.tracker.receiptdesk import ReceiptDesk
+from meshnet.tracker.receiptmessages import ReceiptsReply, ReceiptsReport
+from meshnet.tracker.receipts import Roster
+from meshnet.tracker.routing import Route, route_for
+from meshnet.tracker.runs import Runs
 from meshnet.tracker.state import (
-    Assignment,
     ClusterState,
     Member,
     Offer,
@@ -33,6 +40,7 @@ from meshnet.tracker.state import (
     removed_since,
     require_token,
 )
+from meshnet.tracker.statusview import StatusView
 from meshnet.tracker.store.base import EventStore
 from meshnet.transport.certificates import CERTIFICATE_DAYS, Authority, Role, node_id_of
 from meshnet.transport.jointoken import new_secret, require_join_proof, secret_digest
@@ -59,9 +67,17 @@ class TrackerService:
         self._observed = Observed(self._clock(), policy)
         self._awake_at = self._clock()
         self._pace = Pace()
+        self._neighbours = Neighbours()
+        self._runs = Runs()
         self._beats: dict[NodeId, msg.HeartbeatRequest] = {}
+        self._gateways: set[NodeId] = set()
+        self.receipts = ReceiptDesk()
+        """Keeps what sessions took; replaced where there are accounts."""
+        self.logs = LogDesk()
         self.reach = Reach()
         """How others get to the nodes; replaced where there is a relay."""
+        self.pairing = Pairing(authority.fingerprint, self.issue_token, clocks.steady)
+        """Lets machines in that have a short code."""
 
     @property
     def state(self) -> ClusterState:
@@ -103,6 +119,8 @@ class TrackerService:
         certificate = self._certificate(public_key_pem, node_id, role)
         if role is Role.NODE:
             self._let_in(node_id, name)
+        elif role is Role.GATEWAY:
+            self._gateways.add(node_id)
         return node_id, certificate
 
     def join(self, request: msg.JoinRequest) -> msg.JoinReply:
@@ -161,13 +179,22 @@ class TrackerService:
         policy = self._observed.policy
         certified = self._wall() - CERTIFICATE_DAYS * 86_400
         return msg.HeartbeatReply(
-            assignment=None if told is None else _assignment(told),
+            assignment=None if told is None else self._holders().tell(node_id, told, now),
             drain=self._state.members[node_id].drained,
             lease_seconds=policy.lease_seconds,
             heartbeat_seconds=policy.heartbeat_seconds,
             relay=self.reach.relay_of(node_id),
+            neighbours=self._neighbours.of(node_id, self._observed, now, self.reach.way_to),
             removed=removed_since(self._state, certified, msg.MAX_REMOVED),
+            logs_after=self.logs.wanted_after(node_id, now),
         )
+
+    async def take_receipts(self, reporter: NodeId, report: ReceiptsReport) -> ReceiptsReply:
+        """Keep what sessions took, as a member reports it."""
+        state = self._state
+        roster = Roster(state.members, frozenset(self._gateways), state.removed_unix)
+        kept = await self.receipts.take(reporter, report.receipts, roster, self._wall())
+        return ReceiptsReply(kept=kept)
 
     def tick(self) -> tuple[ev.Event, ...]:
         """Change what is to be changed by now; call it every second or so. Gives what changed."""
@@ -210,19 +237,23 @@ class TrackerService:
         """A generation went well."""
         self._observed.worked(node_ids)
 
+    def ran(self, run: RunReport) -> None:
+        """How long a generation took."""
+        self._runs.note(run, self._state, self._observed)
+
     def drain(self, node_id: NodeId) -> None:
-        """Let a machine finish what it has; raises ``InvalidArgumentError`` for none of these."""
-        self._member(node_id)
+        """Let a machine finish what it has; raises like :meth:`require_member`."""
+        self.require_member(node_id)
         self._write(ev.NodeDrained(node_id))
 
     def undrain(self, node_id: NodeId) -> None:
-        """Use a drained machine again; raises like :meth:`drain`."""
-        self._member(node_id)
+        """Use a drained machine again; raises like :meth:`require_member`."""
+        self.require_member(node_id)
         self._write(ev.NodeUndrained(node_id))
 
     def remove(self, node_id: NodeId) -> None:
-        """Let a machine in no more; raises like :meth:`drain`."""
-        self._member(node_id)
+        """Let a machine in no more; raises like :meth:`require_member`."""
+        self.require_member(node_id)
         self._write(ev.NodeRemoved(node_id, int(self._wall())))
         self._drop(node_id)
 
@@ -243,61 +274,14 @@ class TrackerService:
 
     def status(self) -> msg.StatusReply:
         """The cluster of now."""
-        now, unix = self._listening(), self._wall()
-        return msg.StatusReply(
-            cluster=self._state.name,
-            machines=tuple(
-                self._machine(node_id, member, now)
-                for node_id, member in sorted(self._state.members.items(), key=_by_layers)
-            ),
-            models=tuple(
-                self._model(digest, offer, now) for digest, offer in self._state.models.items()
-            ),
-            tokens=tuple(
-                msg.TokenStatus(token_id=token_id, expires_unix=token.expires_unix, uses=token.uses)
-                for token_id, token in self._state.tokens.items()
-                if unix < token.expires_unix and token.uses
-            ),
-        )
+        now = self._listening()
+        seen = (self._observed, self._beats, self.reach, self._runs, self._route)
+        about = StatusView(self._state, *seen)
+        return about.told(now, self._wall())
 
-    def _machine(self, node_id: NodeId, member: Member, now: float) -> msg.MachineStatus:
-        beat, record = self._beats.get(node_id), self._observed.record(node_id)
-        live = self._observed.is_live(node_id, now)
-        told = member.share
-        return msg.MachineStatus(
-            node_id=node_id,
-            name=member.name,
-            state=beat.state if live and beat is not None else msg.MachineState.DOWN,
-            drained=member.drained,
-            silent_seconds=None if record is None else max(now - record.heard_at, 0.0),
-            told=None if told is None else msg.Span(start=told.layers.start, end=told.layers.end),
-            told_model=None if told is None else told.digest,
-            work=() if beat is None else beat.work,
-            machine=None if beat is None else beat.machine,
-            load=None if beat is None else beat.load,
-            round_trip_seconds=0.0 if beat is None else beat.round_trip_seconds,
-            way=self.reach.way(node_id) if beat is not None and beat.worker_address else None,
-        )
-
-    def _model(self, digest: Digest, offer: Offer, now: float) -> msg.ModelStatus:
-        route: tuple[Hop, ...] = ()
-        problem = ""
-        try:
-            route = self._route(digest, now).hops
-        except MeshnetError as error:
-            problem = error.message
-        avoid = self.reach.out_of_reach
-        missing = missing_layers(self._state, self._observed, digest, now, avoid)
-        return msg.ModelStatus(
-            digest=digest,
-            name=offer.name,
-            total_layers=offer.total_layers,
-            epoch=offer.epoch,
-            ready=bool(route),
-            route=tuple(hop.node_id for hop in route),
-            missing=tuple(msg.Span(start=span.start, end=span.end) for span in missing),
-            problem=problem[:1000],
-        )
+    def _holders(self) -> Holders:
+        avoid = self.reach.relayed | self.reach.out_of_reach
+        return Holders(self._state, self._beats, self._observed, avoid)
 
     def _route(self, digest: Digest, now: float) -> Route:
         """The best chain over nodes that can be reached, by the addresses at which they are."""
@@ -339,7 +323,8 @@ class TrackerService:
         work = tuple(each for each in beat.work if Digest(each.model) in self._state.models)
         return beat if work == beat.work else beat.model_copy(update={"work": work})
 
-    def _member(self, node_id: NodeId) -> Member:
+    def require_member(self, node_id: NodeId) -> Member:
+        """A machine; raises ``InvalidArgumentError`` for none of these."""
         member = self._state.members.get(node_id)
         if member is None:
             known = ", ".join(_named(self._state)) or "none"
@@ -368,23 +353,5 @@ def _named(state: ClusterState) -> Iterator[str]:
     return (f"{node_id} ({member.name})" for node_id, member in state.members.items())
 
 
-def _by_layers(item: tuple[NodeId, Member]) -> tuple[int, str, str]:
-    node_id, member = item
-    first = member.share.layers.start if member.share is not None else 2**31
-    return first, member.name, node_id
-
-
 def _without_epoch(offer: Offer) -> Offer:
     return Offer(offer.name, offer.shape, offer.demand, offer.serving)
-
-
-def _assignment(told: Assignment) -> msg.AssignmentReply:
-    return msg.AssignmentReply(
-        model=told.digest,
-        name=told.name,
-        start=told.layers.start,
-        end=told.layers.end,
-        total_layers=told.total_layers,
-        epoch=told.epoch,
-        serving=told.serving,
-    )

@@ -1,9 +1,10 @@
 """What an answer used, who is charged for it, and who earns.
 
-Work is counted in tokens times layers. A key pays for the tokens that its request needed: those of
-the prompt that no kept cache stood for, and those of the answer. A node earns as much for each of
-its layers. Both follow from what the gateway has seen itself: what nodes count is kept beside it,
-but a node can't raise its pay by counting more.
+Work is counted in tokens times layers. A key pays for the tokens that had to be computed for its
+request: those of the prompt that no kept cache stood for, and those of the answer but for its last
+one, which is chosen and not computed. That follows from what the gateway has seen itself. A node
+earns as much for each of its layers; where both sides of each seam sign what passed, it earns by
+these receipts (``tracker/receipts.py``) instead, and the house gets what the key pays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from enum import StrEnum
 
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.nodes import Hop, HopTimings
+from meshnet.domain.seamcounts import decode_rows
 from meshnet.tracker.ledger import Entry, entry_of, key_account, node_account
 
 MOST = 2**45
@@ -31,6 +33,8 @@ class NodeUse:
     """Inside the engine's steps, as the node says; 0 where its timings didn't come."""
     boundary_bytes: int = 0
     """Of the boundaries that it handed on, before any compression; likewise."""
+    signed: bool = False
+    """Whether it earns by receipts, and so nothing by the gateway's word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,18 @@ class GenerationUse:
     """Its chain; empty if no node let it in."""
     timings: tuple[HopTimings, ...] = ()
     """What the nodes counted; empty unless the generation ended at the head."""
+    ended: bool = False
+    """Whether the model ended it, by a token that isn't one of the answer's."""
+    signed: bool = False
+    """Whether there are receipts for what the nodes did."""
 
     @property
     def tokens(self) -> int:
         """Tokens that had to be computed; none if no node let it in."""
         if not self.hops:
             return 0
-        return max(self.prompt_tokens - self.cached_tokens, 0) + self.completion_tokens
+        prompt = max(self.prompt_tokens - self.cached_tokens, 0)
+        return prompt + decode_rows(self.completion_tokens, ended=self.ended)
 
     @property
     def token_layers(self) -> int:
@@ -65,9 +74,10 @@ class GenerationUse:
     def _node(self, hop: Hop, told: HopTimings | None) -> NodeUse:
         token_layers = self.tokens * len(hop.layers)
         if told is None:
-            return NodeUse(hop.node_id, token_layers)
-        nanos = told.prefill_engine_nanos + told.decode_engine_nanos
-        return NodeUse(hop.node_id, token_layers, min(nanos, MOST), min(told.boundary_bytes, MOST))
+            return NodeUse(hop.node_id, token_layers, signed=self.signed)
+        nanos = min(told.prefill_engine_nanos + told.decode_engine_nanos, MOST)
+        size = min(told.boundary_bytes, MOST)
+        return NodeUse(hop.node_id, token_layers, nanos, size, self.signed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,9 @@ class UsageRecord:
 
     def entry(self) -> Entry:
         """The ledger's entry for it."""
-        earned = {node_account(node.node_id): node.token_layers for node in self.nodes}
+        earned = {
+            node_account(node.node_id): node.token_layers for node in self.nodes if not node.signed
+        }
         return entry_of(
             self.entry_id,
             self.began_unix,
@@ -124,6 +136,7 @@ def joined(parts: Sequence[GenerationUse]) -> tuple[NodeUse, ...]:
                 before.token_layers + node.token_layers,
                 before.engine_nanos + node.engine_nanos,
                 before.boundary_bytes + node.boundary_bytes,
+                before.signed or node.signed,
             )
         )
     return tuple(found.values())

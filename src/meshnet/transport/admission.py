@@ -13,6 +13,7 @@ import grpc.aio
 from cryptography import x509
 
 from meshnet.domain.errors import InvalidArgumentError, UnauthenticatedError, status_of
+from meshnet.domain.ids import NodeId
 from meshnet.transport.certificates import PeerIdentity, Role, peer_named_by
 from meshnet.wire.status import GRPC_FROM_CODE, error_trailer
 
@@ -98,6 +99,15 @@ def admitted(context: Context, removed: RemovedNodes) -> PeerIdentity:
     if peer.role is Role.NODE and peer.node_id in removed:
         raise UnauthenticatedError(f"{peer} was removed from the cluster")
     return peer
+
+
+def caller(context: Context) -> NodeId | None:
+    """Whose certificate a call's connection showed; None without one that names a member."""
+    shown = context.auth_context().get("x509_pem_cert", ())
+    try:
+        return peer_named_by(x509.load_pem_x509_certificate(next(iter(shown)))).node_id
+    except (StopIteration, ValueError, InvalidArgumentError):
+        return None
 
 
 def _guarded(behaviour: Any, removed: RemovedNodes) -> Any:

@@ -18,6 +18,11 @@ from meshnet.domain.nodes import Capability, HealthReport
 class ServerSeam(abc.ABC):
     """The serving end of one stream."""
 
+    @property
+    def peer(self) -> NodeId | None:
+        """Who opened the stream, where the connection proves it; None where it doesn't."""
+        return None
+
     @abc.abstractmethod
     async def receive(self) -> SeamRequest | None:
         """The next request; None once the opener has closed the stream or is gone.

@@ -14,6 +14,7 @@ from meshnet.domain.frames import SeamReply, SeamRequest
 from meshnet.domain.ids import Address, NodeId
 from meshnet.transport.base import ClientSeam, Peer, Transport
 from meshnet.transport.failures import lost, no_answer, unreachable
+from meshnet.transport.receipts import ReceiptBook
 
 LOGGER = logging.getLogger(__name__)
 IDLE_SECONDS = 900.0
@@ -64,6 +65,12 @@ class SeamChannel:
         """Replies with this handle are dropped from now on; idempotent."""
         self._listeners.pop(handle, None)
         self._left = asyncio.get_running_loop().time()
+
+    def hand_over(self, handle: int, listener: ReplyListener) -> None:
+        """Replies with this handle go to another listener; raises if the channel is broken."""
+        if self._broken is not None:
+            raise self._broken
+        self._listeners[handle] = listener
 
     def send(self, request: SeamRequest) -> None:
         """Queue a request; raises ``NodeLostError`` once the channel is broken."""
@@ -145,8 +152,10 @@ class ChannelPool:
     reached, and that of one which nobody used for :data:`IDLE_SECONDS`.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, receipts: ReceiptBook | None = None) -> None:
         self._transport = transport
+        self.receipts = receipts
+        """Where what sessions took is kept, signed; None where nobody has a key to sign with."""
         self._lines: dict[_Place, _Line] = {}
         self._closing: set[asyncio.Task[None]] = set()
 

@@ -146,6 +146,11 @@ class Relay:
         return frozenset(node for node, account in self._accounts.items() if account.seats)
 
     @property
+    def carrying(self) -> frozenset[NodeId]:
+        """The nodes that it knows: those with something under way are among them."""
+        return frozenset(self._accounts)
+
+    @property
     def carried_bytes(self) -> Mapping[NodeId, int]:
         """By node, what was carried to and from it."""
         return {node: account.carried_bytes for node, account in self._accounts.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -20,10 +21,10 @@ from meshnet.domain.errors import (
     status_of,
 )
 from meshnet.domain.frames import SeamReply, SeamRequest
-from meshnet.domain.ids import Address, SessionKey
+from meshnet.domain.ids import Address, NodeId, SessionKey
 from meshnet.domain.nodes import FlowControl
 from meshnet.transport.address import format_address, parse_address
-from meshnet.transport.admission import Admission
+from meshnet.transport.admission import Admission, caller
 from meshnet.transport.base import ServerSeam, ShardService
 from meshnet.transport.failures import reported
 from meshnet.transport.methods import SERVICE_NAME
@@ -202,6 +203,10 @@ class _GrpcServerSeam(ServerSeam):
         self._max_unread = UNREAD_FRAMES * max_frame_bytes(flow)
         self._ended = False
         self.fault: MeshnetError | None = None
+
+    @functools.cached_property
+    def peer(self) -> NodeId | None:
+        return caller(self._context)
 
     async def receive(self) -> SeamRequest | None:
         return await self._inbox.get()

@@ -29,6 +29,7 @@ from meshnet.transport.certificates import (
     PeerIdentity,
     Role,
     fingerprint_of,
+    host_name_of,
     peer_named_by,
     read_authority,
     read_certificate,
@@ -147,30 +148,34 @@ class Identity:
         return read_certificate(self.certificate_pem, "certificate")
 
 
-def client_context(identity: Identity, *, server: Role = Role.TRACKER) -> ssl.SSLContext:
+def client_context(
+    identity: Identity, *, server: Role = Role.TRACKER, node_id: NodeId | None = None
+) -> ssl.SSLContext:
     """For clients of a server of the cluster that has this role: both prove who they are.
 
-    The name that is asked for is the role's, whatever host name the client was told.
+    The name that is asked for is the role's, or that of the one node that is meant, whatever host
+    name the client was told.
     """
-    context = _context_for(server, identity.authority_pem)
+    name = server.host_name if node_id is None else host_name_of(node_id)
+    context = _context_for(name, identity.authority_pem)
     present(context, identity)
     return context
 
 
 def joining_context(authority_pem: bytes) -> ssl.SSLContext:
     """For a client that has no certificate yet, of the tracker, whose authority is known."""
-    return _context_for(Role.TRACKER, authority_pem)
+    return _context_for(Role.TRACKER.host_name, authority_pem)
 
 
-def server_context(identity: Identity) -> ssl.SSLContext:
-    """For a server that also speaks to those who have no certificate yet.
+def server_context(identity: Identity, *, members_only: bool = False) -> ssl.SSLContext:
+    """For a server of ``members_only``, or one that also speaks to those without a certificate.
 
-    A certificate that a client does show must be the cluster's; that one must be shown is for the
-    server to require, by what it is asked.
+    A certificate that a client does show must be the cluster's; where none must be shown, that one
+    is needed is for the server to require, by what it is asked.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_OPTIONAL
+    context.verify_mode = ssl.CERT_REQUIRED if members_only else ssl.CERT_OPTIONAL
     context.load_verify_locations(cadata=identity.authority_pem.decode())
     present(context, identity)
     return context
@@ -198,10 +203,26 @@ async def first_contact(
 ) -> bytes:
     """The authority's certificate (PEM), from a tracker that isn't trusted yet.
 
-    It is asked for at :data:`AUTHORITY_PATH`, and is the right one if its ``fingerprint`` is; with
-    it, :func:`joining_context` proves that the tracker is the cluster's. Nothing secret is sent.
-    Raises ``NodeUnreachableError`` if no tracker answers there, and :class:`UnauthenticatedError`
-    if it is another cluster's.
+    It is the right one if its ``fingerprint`` is; with it, :func:`joining_context` proves that the
+    tracker is the cluster's. Raises like :func:`authority_at`, and :class:`UnauthenticatedError` if
+    it is another cluster's.
+    """
+    pem = await authority_at(address, timeout_seconds)
+    found = fingerprint_of(pem)
+    if found != fingerprint:
+        raise UnauthenticatedError(
+            f"{address}: the tracker there isn't the one that the token is for; its authority's "
+            f"fingerprint is {found}, and {fingerprint} was expected",
+            address=address,
+        )
+    return pem
+
+
+async def authority_at(address: Address, timeout_seconds: float = FIRST_CONTACT_SECONDS) -> bytes:
+    """The certificate (PEM) that a tracker gives for its authority's, which may be anybody's.
+
+    It is asked for at :data:`AUTHORITY_PATH`; nothing secret is sent. Raises
+    ``NodeUnreachableError`` if no tracker answers there.
     """
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -211,15 +232,9 @@ async def first_contact(
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
         raise unreachable(address, f"no tracker answers there: {error}") from error
     try:
-        found = fingerprint_of(pem)
+        fingerprint_of(pem)
     except InvalidArgumentError as error:
         raise unreachable(address, "what it gave isn't a certificate") from error
-    if found != fingerprint:
-        raise UnauthenticatedError(
-            f"{address}: the tracker there isn't the one that the token is for; its authority's "
-            f"fingerprint is {found}, and {fingerprint} was expected",
-            address=address,
-        )
     return pem
 
 
@@ -330,10 +345,10 @@ class _NamingContext(ssl.SSLContext):
         )
 
 
-def _context_for(server: Role, authority_pem: bytes) -> _NamingContext:
+def _context_for(name: str, authority_pem: bytes) -> _NamingContext:
     read_authority(authority_pem)
     context = _NamingContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.server_name = server.host_name
+    context.server_name = name
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=authority_pem.decode())
     return context

@@ -14,11 +14,15 @@ import pytest
 
 from meshnet.cli import relaying
 from meshnet.cli.cluster import StateFolder
-from meshnet.cli.relaying import RelayedWorker, relay_listener, relay_running
+from meshnet.cli.reaching import addresses_tried
+from meshnet.cli.relaying import RelayedWorker, relay_address, relay_listener, relay_running
 from meshnet.cli.tracking import RunningTracker
 from meshnet.domain.errors import InvalidArgumentError, NodeUnreachableError
 from meshnet.domain.ids import Address, NodeId
 from meshnet.tracker import messages as msg
+from meshnet.tracker.asking import RelayReply, RelayRequest
+from meshnet.tracker.desk import answer_relay
+from meshnet.tracker.reach import Reach
 from meshnet.tracker.service import TrackerService
 from meshnet.transport.certificates import Role
 from meshnet.transport.identity_folder import load_or_make_authority
@@ -34,12 +38,27 @@ from tests.support.trackers import DIGEST, MACHINE, OFFER, MemoryStore
 
 
 @dataclass
+class Desk:
+    """The tracker as the relay asks it; away as long as a test wants."""
+
+    tracker: RunningTracker
+    away: bool = False
+
+    async def relay(self, request: RelayRequest) -> RelayReply:
+        if self.away:
+            raise NodeUnreachableError("the tracker is away")
+        return answer_relay(self.tracker.service, request)
+
+
+@dataclass
 class Cluster:
     """A tracker with a relay, and one machine's identity."""
 
     tracker: RunningTracker
     node: Identity
     gateway: Identity
+    desk: Desk
+    relay: Address
 
     @property
     def node_id(self) -> NodeId:
@@ -74,8 +93,17 @@ async def running_cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     tracker = RunningTracker(service, Address("127.0.0.1:1"), authority.fingerprint, state)
     tracker.identity(Role.TRACKER, "first")
     node, gateway = (tracker.identity(role, "first") for role in (Role.NODE, Role.GATEWAY))
-    async with relay_running(tracker, socket.create_server(("127.0.0.1", 0))):
-        yield Cluster(tracker, node, gateway)
+    listener, desk = socket.create_server(("127.0.0.1", 0)), Desk(tracker)
+    relay = relay_address(tracker.address, listener)
+    service.reach = Reach(relay)
+    files = tracker.folder(Role.TRACKER).files
+    async with relay_running(desk, files, listener), addresses_tried(service, files):
+        yield Cluster(tracker, node, gateway, desk, relay)
+
+
+@pytest.fixture(autouse=True)
+def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaying, "LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -112,6 +140,32 @@ async def test_the_relay_is_used_while_the_address_does_not_work_and_no_longer(
         with pytest.raises(NodeUnreachableError):
             await late.capability(2.0)
         await late.close()
+    finally:
+        await worker.close()
+        await server.stop()
+
+
+async def test_a_tracker_that_goes_and_comes_back_leaves_who_waits_where_they_are(
+    cluster: Cluster,
+) -> None:
+    server = GrpcNodeServer(ScriptedService(), ANY_PORT, options=GrpcOptions(tls=cluster.node))
+    own, stated = await server.start(), nowhere()
+    worker = RelayedWorker(cluster.tracker.folder(Role.NODE).files)
+    transport = GrpcTransport(options=GrpcOptions(tls=cluster.gateway))
+    try:
+        cluster.beat(stated)
+        await until(lambda: cluster.is_way(msg.Way.NONE))
+        await worker.follow(cluster.beat(stated), own)
+        await until(lambda: cluster.is_way(msg.Way.RELAYED))
+        cluster.desk.away = True
+        await asyncio.sleep(2 * relaying.LOOK_SECONDS)
+        cluster.tracker.service.reach = Reach(cluster.relay, [cluster.node_id])
+        cluster.desk.away = False
+        await asyncio.sleep(2 * relaying.LOOK_SECONDS)
+        assert cluster.beat(stated) == cluster.relay
+        peer = transport.peer(cluster.relay, cluster.node_id)
+        assert await peer.capability(5.0) == CAPABILITY
+        await peer.close()
     finally:
         await worker.close()
         await server.stop()

@@ -11,7 +11,8 @@ from meshnet.engine.llamacpp.calibration import known_speed, measure_speed
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """A small matrix, for a moment: the figure itself doesn't matter here."""
+    """A small matrix, for a moment, whatever else runs: the figure itself doesn't matter here."""
+    monkeypatch.setattr(calibration, "UNDISTURBED", 0.0)
     monkeypatch.setattr(calibration, "MATRIX_BYTES", 8 << 20)
     monkeypatch.setattr(calibration, "SECONDS", 0.05)
 
@@ -28,6 +29,14 @@ def test_it_is_measured_once_for_the_same_threads_and_variables(tmp_path):
     assert known_speed(tmp_path, 1) == 123.5
     assert known_speed(tmp_path, 1, ["GGML_X=1"]) != 123.5
     assert known_speed(tmp_path, 2) != 123.5
+
+
+def test_what_was_measured_while_something_else_had_the_processors_isnt_remembered(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(calibration, "UNDISTURBED", 100.0)
+    assert known_speed(tmp_path, 1) > 1e6
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "{", "-1.0", '"fast"'])

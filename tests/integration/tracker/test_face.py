@@ -16,7 +16,10 @@ from meshnet.domain.errors import (
 from meshnet.domain.ids import NodeId
 from meshnet.tracker import face_server
 from meshnet.tracker import messages as msg
+from meshnet.tracker.asking import RelayRequest, RouteRequest
 from meshnet.tracker.client import TrackerClient, join
+from meshnet.tracker.face_ready import PunctualProtocol
+from meshnet.tracker.logmessages import LogChunk, LogLine
 from meshnet.transport.certificates import Authority, Role, new_key, public_key_of
 from meshnet.transport.jointoken import JoinToken, new_secret
 from meshnet.transport.tls import Identity, client_context, joining_context
@@ -29,6 +32,11 @@ ROUTES = (
     ("POST", "/renew"),
     ("POST", "/heartbeat"),
     ("GET", "/status"),
+    ("POST", "/routes"),
+    ("POST", "/relay"),
+    ("POST", "/logs"),
+    ("POST", "/receipts"),
+    ("POST", "/nodes/abc/logs"),
     ("POST", "/nodes/abc/drain"),
     ("POST", "/nodes/abc/remove"),
     ("POST", "/tokens"),
@@ -160,6 +168,40 @@ async def test_each_role_may_do_its_own_part(tracker):
             await client.tell(other.node_id, "explode")
 
 
+async def test_a_gateway_gets_chains_and_whoever_runs_the_relay_who_may_wait(tracker):
+    node = await tracker.join()
+    route, relay = RouteRequest(model=DIGEST), RelayRequest(carried=(node.node_id,))
+    async with TrackerClient(tracker.address, tracker.identity(Role.GATEWAY)) as client:
+        assert "layers [0, 6)" in (await client.route(route)).problem
+        with pytest.raises(UnauthenticatedError, match="role admin"):
+            await client.relay(relay)
+    async with TrackerClient(tracker.address, tracker.identity(Role.ADMIN)) as client:
+        assert (await client.relay(relay)).members == (node.node_id,)
+        with pytest.raises(UnauthenticatedError, match="role gateway"):
+            await client.route(route)
+
+
+async def test_lines_of_a_log_get_from_a_machine_to_who_wants_them(tracker):
+    node = await tracker.join()
+    line = LogLine(at=17, level="INFO", process="agent", text="fetching layers")
+    async with (
+        TrackerClient(tracker.address, node) as machine,
+        TrackerClient(tracker.address, tracker.identity(Role.ADMIN)) as admin,
+    ):
+        assert (await machine.heartbeat(BEAT)).logs_after is None
+        assert not (await admin.logs(node.node_id, 0)).lines
+        assert (await machine.heartbeat(BEAT)).logs_after == 0
+        await machine.send_logs(LogChunk(lines=(line,)))
+        assert (await admin.logs(node.node_id, 0)).lines == (line,)
+        assert (await machine.heartbeat(BEAT)).logs_after == 17
+        with pytest.raises(InvalidArgumentError, match="no machine 'nobody'"):
+            await admin.logs(NodeId("nobody"), 0)
+        with pytest.raises(UnauthenticatedError, match="role admin"):
+            await machine.logs(node.node_id, 0)
+        with pytest.raises(UnauthenticatedError, match="role node"):
+            await admin.send_logs(LogChunk(lines=(line,)))
+
+
 async def test_a_removed_machine_gets_nothing_any_more(tracker):
     identity = await tracker.join()
     tracker.service.remove(identity.node_id)
@@ -227,7 +269,7 @@ async def test_a_peer_without_a_certificate_asks_once_for_each_connection(tracke
 
 
 async def test_a_machine_that_does_not_finish_its_next_request_is_sent_away(tracker, monkeypatch):
-    monkeypatch.setattr(face_server, "NEXT_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(PunctualProtocol, "next_request_seconds", 0.3)
     context = client_context(await tracker.join())
     host, port = tracker.address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
@@ -257,7 +299,7 @@ async def test_strangers_leave_connections_for_machines(tracker, monkeypatch):
 
 
 async def test_a_peer_that_asks_for_nothing_is_sent_away_in_the_end(tracker, monkeypatch):
-    monkeypatch.setattr(face_server, "FIRST_REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(PunctualProtocol, "first_request_seconds", 0.2)
     context = joining_context(tracker.authority.certificate_pem)
     host, port = tracker.address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshnet.cli.clusterwide import machine_id
+from meshnet.cli.clusterwide import fetched, machine_id
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.tracker import messages as msg
 
@@ -33,3 +33,19 @@ def test_a_name_an_id_or_the_beginning_of_one(text, node_id):
 def test_what_means_no_single_machine_is_refused_with_all_there_are(text, why):
     with pytest.raises(InvalidArgumentError, match=rf"{why}.*desk \(aa11\)"):
         machine_id(MACHINES, text)
+
+
+@pytest.mark.parametrize(
+    ("first", "peers", "told"),
+    [
+        (0, 0, ""),
+        (2048, 0, "2.0 KiB"),
+        (1024, 3 << 20, "3.0 MiB, 3.0 MiB of it from peers"),
+    ],
+)
+def test_where_a_machines_layers_came_from(first, peers, told):
+    assert fetched(msg.WeightsReport(first_bytes=first, peer_bytes=peers)) == told
+
+
+def test_nothing_is_said_of_a_machine_that_was_not_heard():
+    assert fetched(None) == ""

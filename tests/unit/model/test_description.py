@@ -36,6 +36,19 @@ def test_bytes_of_layers_and_of_what_is_around_them_add_up(name: str) -> None:
     assert info.tensor_bytes == sum(info.quantization.values())
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_counted_whatever_they_take(tied: bool) -> None:
+    full, packed = (
+        describe(index_of(TinyModel(tied=tied, quantization=kind)))
+        for kind in (GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0)
+    )
+    assert full.layer_weights == packed.layer_weights
+    assert [4 * weights for weights in full.layer_weights] == list(full.layer_bytes)
+    assert packed.layer_bytes < full.layer_bytes
+    assert 4 * full.output_weights == full.output_bytes
+    assert full.output_weights == packed.output_weights
+
+
 def test_a_model_is_described_by_its_header() -> None:
     info = describe(index_of(TinyModel("gemma3", layers=7)))
     assert (info.architecture, info.total_layers, info.n_embd, info.context_length) == (

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,22 +10,28 @@ from dataclasses import replace
 import pytest
 
 from meshnet.domain.ids import RouteSessionId, SessionKey
-from meshnet.node.schedule import Pace, Ready, StepCosts, Turn, choose_step
+from meshnet.node.schedule import Pace, Ready, StepCosts, Turn, choose_step, most_decode_rows
 
 MILLISECONDS = {1: 6.4, 2: 12.9, 3: 14.6, 4: 18.2, 8: 30.0, 16: 62.9, 32: 111.5}
 """Half of SmolLM2 (Q4_1) on one thread of the machine this was written on, by rows."""
 HOP = 0.5
 """Milliseconds from a node to the next."""
-CHUNK, CREDITS = 32, 4
+HALVES, UNEVEN = (1.0, 1.0), (1.2, 0.8)
+"""What two nodes' steps take by that."""
+NOISE = 0.15
+"""What else the machine does makes a step longer by this share in the mean."""
+CHUNK, CREDITS, ROWS = 32, 4, 8
 COSTS = StepCosts(MILLISECONDS)
 
 
 class Node:
     """One node's queue and engine."""
 
-    def __init__(self, world: "World", least_piece: int) -> None:
+    def __init__(self, world: "World", least_piece: int, stages: int, slow: float) -> None:
         self.world = world
         self.least_piece = least_piece
+        self.stages = stages
+        self.slow = slow
         self.waiting: list[Ready] = []
         self.turn = Turn()
         self.costs = StepCosts()
@@ -41,16 +48,18 @@ class Node:
         if self.busy or not self.waiting:
             return
         cut = None
-        if self.world.talkers:
+        talkers = self.world.talkers
+        if talkers:
             cut = Pace().cut(self.costs, self.decode_rows, self.least_piece or CHUNK, CHUNK)
-        choice = choose_step(self.waiting, self.turn, 8, cut)
+        prompt = any(ready.prefill for ready in self.waiting)
+        rows = most_decode_rows(ROWS, talkers, self.stages, self.costs, prompt=prompt)
+        choice = choose_step(self.waiting, self.turn, rows, cut)
         if not choice.prefill:
             self.decode_rows = choice.rows
         self.turn = choice.turn
         ran = [self.waiting[index] for index in choice.indices]
         self.waiting = [r for i, r in enumerate(self.waiting) if i not in choice.indices]
-        took = COSTS.seconds(choice.rows)
-        assert took is not None
+        took = (COSTS.seconds(choice.rows) or 0.0) * self.slow * self.world.noise()
         self.costs = self.costs.seen(choice.rows, took)
         self.busy = True
         self.world.after(took, lambda: self.end(ran, choice.rows))
@@ -69,13 +78,17 @@ class Node:
 class World:
     """Two nodes, some talkers, and a prompt whose chunks go from the one to the other."""
 
-    def __init__(self, talkers: int, chunks: int, least_piece: int) -> None:
+    def __init__(
+        self, talkers: int, chunks: int, least_piece: int, slow: tuple[float, float] = HALVES
+    ) -> None:
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.talkers = talkers
         self.times: dict[SessionKey, list[float]] = {}
-        self.head, self.tail = Node(self, least_piece), Node(self, least_piece)
+        self.random = random.Random(1)
+        self.head = Node(self, least_piece, 2, slow[0])
+        self.tail = Node(self, least_piece, 1, slow[1])
         self.head.arrived = lambda ready: self.after(HOP, lambda: self.hand_on(ready))
         self.tail.arrived = self.computed
         self.chunks = deque([CHUNK] * chunks)
@@ -84,6 +97,9 @@ class World:
         for number in range(talkers):
             self.head.put(Ready(SessionKey(RouteSessionId(f"talker {number}"), 0), 1))
         self.send_chunk()
+
+    def noise(self) -> float:
+        return 1 + NOISE * self.random.expovariate(1.0)
 
     def after(self, wait: float, act: Callable[[], None]) -> None:
         heapq.heappush(self.events, (self.now + wait, next(self.order), act))
@@ -128,25 +144,33 @@ def p99(gaps: list[float]) -> float:
     return gaps[int(len(gaps) * 0.99)]
 
 
-@pytest.mark.parametrize("least_piece", [1, 2])
-@pytest.mark.parametrize("talkers", [1, 2, 3, 5])
-def test_beside_a_prompt_of_2048_tokens_gaps_grow_three_times_at_most(talkers, least_piece):
-    quiet = World(talkers, 0, least_piece)
-    quiet.play(20_000)
-    busy = World(talkers, 2048 // CHUNK, least_piece)
+@pytest.mark.parametrize(
+    ("talkers", "least_piece", "slow"),
+    [
+        (1, 1, HALVES),
+        (1, 2, UNEVEN),
+        (2, 2, HALVES),
+        (3, 2, UNEVEN),
+        (4, 1, HALVES),
+        (8, 2, HALVES),
+    ],
+)
+def test_beside_a_prompt_of_2048_tokens_gaps_grow_three_times_at_most(talkers, least_piece, slow):
+    quiet = World(talkers, 0, least_piece, slow)
+    quiet.play(10_000)
+    busy = World(talkers, 2048 // CHUNK, least_piece, slow)
     busy.play(1e9)
     assert busy.prompt_ended is not None
-    # Two rows take as long as two steps, which is a little more than a piece should.
-    bound = 3.0 if least_piece == 1 else 3.1
-    assert p99(busy.gaps()) <= bound * p99(quiet.gaps())
-    alone = World(0, 2048 // CHUNK, least_piece)
+    alone = World(0, 2048 // CHUNK, least_piece, slow)
     alone.play(1e9)
     assert alone.prompt_ended is not None
+    assert p99(busy.gaps()) <= 3.0 * p99(quiet.gaps())
     # The prompt isn't starved either.
-    assert busy.prompt_ended < 5 * alone.prompt_ended
+    assert busy.prompt_ended < (2.5 if talkers > 2 else 4) * alone.prompt_ended
 
 
 def test_chunks_that_cant_be_cut_delay_a_token_by_one_of_them_on_each_node():
     busy = World(1, 2048 // CHUNK, 0)
     busy.play(1e9)
-    assert p99(busy.gaps()) <= 2 * (MILLISECONDS[32] + MILLISECONDS[1] + HOP)
+    undisturbed = 2 * (MILLISECONDS[32] + MILLISECONDS[1] + HOP)
+    assert p99(busy.gaps()) <= (1 + 2 * NOISE) * undisturbed

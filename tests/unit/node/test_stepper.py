@@ -30,7 +30,7 @@ from meshnet.engine.base import (
 from meshnet.engine.fixture import Fault, FaultKind, FixtureEngine
 from meshnet.node.plan import StepDone
 from meshnet.node.schedule import Pace
-from meshnet.node.stepper import EngineStepper
+from meshnet.node.stepper import NOTED_SECONDS, EngineStepper
 
 
 class Gated(FixtureEngine):
@@ -311,6 +311,8 @@ async def test_a_heads_sessions_go_in_as_many_groups_as_there_are_nodes():
         for name in "abcde":
             await stepper.run(request(name))
             await stepper.run(token(name, 1))
+        # What a step teaches is noted a moment later.
+        await asyncio.sleep(2 * NOTED_SECONDS)
         steps.clear()
         await asyncio.gather(*(stepper.run(token(name, 2)) for name in "abcde"))
     assert steps == [3, 2]

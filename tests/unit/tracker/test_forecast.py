@@ -4,8 +4,9 @@ import pytest
 
 from meshnet.domain.errors import ModelUnsupportedError, ResourceExhaustedError
 from meshnet.model.description import describe
-from meshnet.tracker.forecast import Link, forecast, shape_of, smallest_addition
+from meshnet.tracker.forecast import Link, Network, forecast, shape_of, smallest_addition
 from meshnet.tracker.placement import Demand, Machine, ModelShape, Objective
+from meshnet.tracker.speeds import Hop, Speed
 from tests.support.tiny_gguf import TinyModel, index_of
 
 DEMAND = Demand(1, 1, headroom=0.0, overhead_bytes=0)
@@ -68,3 +69,21 @@ def test_a_model_that_mustn_t_be_cut_has_no_shape():
     with pytest.raises(ModelUnsupportedError, match=r"odd.*--allow-unverified"):
         shape_of(info)
     assert shape_of(info, allow_unverified=True).cuts == info.joints
+
+
+def test_measured_links_decide_who_is_next_to_whom():
+    machines = [Machine(name, 40, 1000.0) for name in "abc"]
+    far = Hop(1.0, 1e9)
+    network = Network(Link(0.0, 1e9), {(0, 1): far, (0, 2): far})
+    made = forecast(EIGHT, machines, network, DEMAND)
+    assert {stage.machine for stage in made.placement.stages} == {1, 2}
+    assert network.hop(1, 0) == far
+    assert network.matrix(3, 0)[1, 2] == 0.0
+
+
+def test_a_first_token_is_predicted_where_all_machines_were_measured_with_prompts():
+    speed = Speed(10.0, 10.0, chunk_bytes_per_second=1.0)
+    measured, plain = Machine("a", 100, 10.0, speed=speed), Machine("a", 100, 10.0)
+    alone = forecast(EIGHT, [measured], Link(), DEMAND)
+    assert alone.first_token_seconds == pytest.approx(4 * 80.0)
+    assert forecast(EIGHT, [plain], Link(), DEMAND).first_token_seconds is None

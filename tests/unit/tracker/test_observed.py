@@ -6,8 +6,14 @@ from hypothesis import strategies as st
 from meshnet.domain.ids import NodeId
 from meshnet.domain.layers import LayerRange
 from meshnet.tracker.leases import Policy
+from meshnet.tracker.measurements import LinkReport
 from meshnet.tracker.messages import LoadReport, Phase
-from meshnet.tracker.observed import LINK_SECONDS, UNMEASURED_STEP_SECONDS, Observed
+from meshnet.tracker.observed import (
+    LINK_RATE,
+    LINK_SECONDS,
+    UNMEASURED_STEP_SECONDS,
+    Observed,
+)
 from meshnet.tracker.state import Share
 from tests.support.clusters import MODEL, OTHER, RECIPE, beat, digest_of, layers, work
 
@@ -249,3 +255,39 @@ def require_ordered(observed: Observed, now: float) -> None:
         if record is not None and record.serving is not None and observed.is_live(node, now):
             span = layers(record.serving.start, record.serving.end)
             assert (node, record.serving.model, span) in places
+
+
+def link(other: NodeId, trip: float, rate: int = 0) -> LinkReport:
+    return LinkReport(node_id=other, round_trip_seconds=trip, bytes_per_second=rate)
+
+
+def test_a_measured_link_counts_more_than_the_ways_to_the_tracker():
+    observed, far, near = Observed(0.0), NodeId("1" * 16), NodeId("2" * 16)
+    for node in (far, near):
+        observed.heard(node, beat(round_trip=0.2), 1.0)
+    assert observed.link_seconds(far, near) > 0.1
+    observed.heard(far, beat(links=[link(near, 0.0415, 10**6)]), 2.0)
+    for one, other in ((far, near), (near, far)):
+        assert observed.link_seconds(one, other) == pytest.approx(0.02)
+        took = 10_000 / 1e6 - 10_000 / LINK_RATE
+        assert observed.link_seconds(one, other, 10_000) == pytest.approx(0.02 + took)
+        hop = observed.hop(one, other)
+        assert (hop.latency_seconds, hop.bytes_per_second) == (0.0415 / 2, 1e6)
+    planned = observed.planned_links([far, near, NodeId("3" * 16)], 10_000)
+    assert planned[0, 1] == planned[1, 0] == pytest.approx(0.03, rel=0.5)
+    assert planned[0, 2] > planned[0, 1]
+    # A heartbeat that says nothing of links leaves them as they were; an empty one doesn't.
+    observed.heard(far, beat(), 3.0)
+    assert observed.link_seconds(far, near) == pytest.approx(0.02)
+    observed.heard(far, beat(links=[]), 4.0)
+    assert observed.link_seconds(far, near) > 0.1
+
+
+def test_links_of_a_local_network_are_alike_however_they_were_measured():
+    observed = Observed(0.0)
+    nodes = [NodeId(digit * 16) for digit in "123"]
+    observed.heard(nodes[0], beat(links=[link(nodes[1], 0.0008, 10**9)]), 1.0)
+    observed.heard(nodes[1], beat(links=[link(nodes[2], 0.0014, 2 * 10**8)]), 1.0)
+    observed.heard(nodes[2], beat(), 1.0)
+    planned = observed.planned_links(nodes, 16_384)
+    assert set(planned[~np.eye(3, dtype=bool)]) == {LINK_SECONDS}

@@ -18,6 +18,7 @@ from meshnet.tracker.placement import (
     uniform_links,
 )
 from meshnet.tracker.search import place
+from meshnet.tracker.speeds import Speed
 
 
 def demand_of(sessions: int = 1, objective: Objective = Objective.LATENCY) -> Demand:
@@ -68,12 +69,25 @@ def cost_of(
         work, need = work + shape.output_bytes * tail, need + shape.output_bytes * tail
         if need > machines[machine].memory_bytes:
             return (math.inf, math.inf)
-        seconds.append(work / machines[machine].bytes_per_second)
+        speed, output = machines[machine].speed, shape.output_bytes * tail
+        lone = len(order) == 1
+        seconds.append(speed.token_seconds(work - output, output, lone=lone))
     hops = [links[a, b] for a, b in zip(order, (*order[1:], order[0]), strict=True)]
     total = sum(seconds) + sum(hops)
     if demand.objective is Objective.LATENCY:
         return (total, total)
     return (max(*seconds, *hops), total)
+
+
+def random_machine(rng: random.Random) -> Machine:
+    """Measured with the model, or not."""
+    rate = rng.choice([1.0, 2.0, 5.0])
+    speed = Speed()
+    if rng.random() < 0.5:
+        output, alone = rng.choice([1.0, 4.0]), rng.choice([0.5, 1.0])
+        step, node = rng.choice([0.0, 0.7]), rng.choice([0.0, 0.4])
+        speed = Speed(rate, output, step, alone, node_seconds=node, lone_seconds=node / 2)
+    return Machine("m", rng.randint(4, 60), rate, speed=speed)
 
 
 def random_case(rng: random.Random) -> tuple[ModelShape, list[Machine], Matrix, Demand]:
@@ -82,7 +96,7 @@ def random_case(rng: random.Random) -> tuple[ModelShape, list[Machine], Matrix, 
     shape = shape_of(
         layers, output=rng.randint(0, 20), embedding=rng.randint(0, 10), cuts=cuts, kv=1
     )
-    kinds = [Machine("m", rng.randint(4, 60), rng.choice([1.0, 2.0, 5.0])) for _ in range(3)]
+    kinds = [random_machine(rng) for _ in range(3)]
     machines = [rng.choice(kinds) for _ in range(rng.randint(1, 4))]
     count = len(machines)
     if rng.random() < 0.5:

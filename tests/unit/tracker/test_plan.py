@@ -17,10 +17,12 @@ from meshnet.tracker.events import (
     TokenRevoked,
 )
 from meshnet.tracker.leases import Policy
+from meshnet.tracker.measurements import SpeedReport
 from meshnet.tracker.messages import Phase
 from meshnet.tracker.observed import Observed
 from meshnet.tracker.placement import Objective
 from meshnet.tracker.plan import plan
+from meshnet.tracker.speeds import Speed
 from meshnet.tracker.state import apply_all
 from tests.support.clusters import MODEL, OTHER, Cluster, beat, cluster_of, layers, offered, work
 
@@ -391,3 +393,16 @@ def test_layers_are_cut_only_where_the_model_may_be_and_anew_where_that_changes(
     cluster.happen(replace(model, shape=replace(model.shape, cuts=(2, 5))))
     cluster.until_settled()
     assert sorted(cluster.seats().values()) == [(0, 2), (2, 5), (5, 8)]
+
+
+def test_what_was_measured_with_the_model_counts_more_than_the_speed_of_any_weights():
+    cluster = Cluster()
+    cluster.happen(offered(8))
+    for name, generic, measured in (("a" * 16, 1000.0, 10.0), ("b" * 16, 100.0, 500.0)):
+        cluster.join(name, 60, generic)
+        node, speed = NodeId(name), Speed(measured, measured, chunk_bytes_per_second=measured)
+        made = beat(60, generic, speeds=[SpeedReport.of(MODEL, speed)])
+        cluster.machines[node] = made
+    cluster.until_settled()
+    sizes = {name: end - start for name, (start, end) in cluster.seats().items()}
+    assert sizes == {"a" * 16: 2, "b" * 16: 6}

@@ -108,3 +108,23 @@ def test_without_a_relay_every_address_is_taken_as_it_is():
     reach.stated(NODE, OWN, 0.0)
     assert reach.due(0.0) == ()
     assert (reach.way(NODE), reach.address(NODE, OWN)) == (Way.DIRECT, OWN)
+
+
+def test_who_waits_at_the_relay_when_a_tracker_begins_stays_until_its_address_answers():
+    reach = Reach(RELAY, [NODE])
+    assert reach.relayed == {NODE}
+    reach.stated(NODE, OWN, 0.0)
+    assert (reach.way(NODE), reach.relay_of(NODE)) == (Way.RELAYED, RELAY)
+    look(reach, 0.0, answered=True)
+    assert (reach.way(NODE), reach.relayed) == (Way.DIRECT, set())
+    reach.stated(NODE, Address("10.0.0.2:7001"), 1.0)
+    assert reach.way(NODE) is Way.UNKNOWN
+
+
+def test_links_are_measured_by_the_way_that_chains_take(reach):
+    assert reach.way_to(NODE, OWN) is None
+    look(reach, 0.0, answered=True)
+    assert reach.way_to(NODE, OWN) == OWN
+    reach = Reach(RELAY, [NODE])
+    reach.stated(NODE, OWN, 0.0)
+    assert reach.way_to(NODE, OWN) == RELAY

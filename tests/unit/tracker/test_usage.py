@@ -42,8 +42,20 @@ def amounts(part: GenerationUse) -> dict[str, int]:
 
 def test_all_that_is_paid_is_earned_by_the_layers() -> None:
     part = GenerationUse(10, 4, 5, HOPS)
-    assert part.tokens == 11
-    assert amounts(part) == {key_account("k"): -44, node_account("a"): 33, node_account("b"): 11}
+    assert part.tokens == 10
+    assert amounts(part) == {key_account("k"): -40, node_account("a"): 30, node_account("b"): 10}
+
+
+def test_a_token_behind_the_answer_that_ended_it_makes_its_last_one_computed_too() -> None:
+    assert GenerationUse(10, 4, 5, HOPS, ended=True).tokens == 11
+    assert GenerationUse(10, 4, 0, HOPS).tokens == GenerationUse(10, 4, 0, HOPS, ended=True).tokens
+
+
+def test_nodes_that_have_receipts_earn_by_them_and_the_house_gets_what_the_key_pays() -> None:
+    part = GenerationUse(10, 4, 5, HOPS, signed=True)
+    assert amounts(part) == {key_account("k"): -40, HOUSE: 40}
+    assert [node.token_layers for node in joined([part, part])] == [60, 20]
+    assert all(node.signed for node in joined([part, GenerationUse(1, 0, 1, HOPS)]))
 
 
 def test_a_node_that_counts_more_earns_no_more() -> None:
@@ -55,8 +67,8 @@ def test_a_node_that_counts_more_earns_no_more() -> None:
     told, plain = GenerationUse(10, 4, 5, HOPS, timings), GenerationUse(10, 4, 5, HOPS)
     assert amounts(told) == amounts(plain)
     assert joined([told, told]) == (
-        NodeUse("a", 66, 2000, 128),
-        NodeUse("b", 22, 2 * MOST, 0),
+        NodeUse("a", 60, 2000, 128),
+        NodeUse("b", 20, 2 * MOST, 0),
     )
 
 
