@@ -13,7 +13,7 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 # What the default tests leave out: downloads, minutes, and programs that aren't everywhere.
 SPECIAL := model or slow or native or browser or postgres
 
-.PHONY: help setup demo test test-all check check-native e2e format bench models fuzz clean
+.PHONY: help setup demo test test-all check check-native e2e format bench models fuzz clean scan
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ check-native: setup ## Build the C++ codec, client and node, and try them agains
 
 e2e: setup ## Four network namespaces as four machines that join, die and are replaced (root)
 	$(BIN)/python scripts/e2e_netns.py
+
+scan: setup ## Try every port and route of a default install without credentials (root)
+	$(BIN)/python -m scripts.scan_netns
 
 format: setup ## Format the code
 	$(BIN)/ruff format .
