@@ -51,16 +51,22 @@ async def asked(link: TrackerLink) -> msg.StatusReply:
                 await asyncio.sleep(0.02)
 
 
+def children() -> set[int]:
+    """Processes of this one, which other tests may have left to be reaped too."""
+    return {it.pid for it in psutil.Process().children()}
+
+
 async def test_a_killed_tracker_is_back_on_the_same_socket_and_knows_what_it_knew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker_keeper, "SPARE_SECONDS", 0.0)
+    others = children()
     async with kept(tmp_path) as (keeper, link):
         started: set[int] = set()
         async with asyncio.timeout(10.0):
             while len(started) < 2:
                 await asyncio.sleep(0.01)
-                started = {it.pid for it in psutil.Process().children()}
+                started = children() - others
         before, line = await asked(link), await link.join_line()
         killed = keeper.pid
         assert killed is not None
@@ -74,6 +80,6 @@ async def test_a_killed_tracker_is_back_on_the_same_socket_and_knows_what_it_kne
         with pytest.raises(InvalidArgumentError, match="another `meshnet up` uses"):
             async with kept(tmp_path):
                 pass
-        started |= {it.pid for it in psutil.Process().children()}
+        started |= children() - others
     assert not [pid for pid in started if psutil.pid_exists(pid)]
     assert "the tracker was killed (SIGKILL); it is started again" in capsys.readouterr().err
