@@ -67,11 +67,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
             sys.stdout.write("\t".join(str(cell) for cell in row) + "\n")
         sys.stdout.flush()
         return
-    table = Table(title=title, title_justify="left")
+    # Names come from others: brackets in them are no markup.
+    table = Table(title=escape(title), title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(escape(str(cell)) for cell in row))
     out.print(table)
 
 
