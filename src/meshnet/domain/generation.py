@@ -52,9 +52,11 @@ class GenerationSpec:
             raise InvalidArgumentError("prompt", "token ids can't be negative")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise InvalidArgumentError("max_tokens", f"{self.max_new_tokens} must be at least 1")
-        if not 0 <= self.generated <= len(self.prompt):
+        if not 0 <= self.generated < len(self.prompt):
             raise InvalidArgumentError(
-                "generated", f"{self.generated} of {len(self.prompt)} prompt tokens can't be"
+                "generated",
+                f"{self.generated} of {len(self.prompt)} prompt tokens can't be; a token that wasn't "
+                "generated comes first",
             )
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from meshnet.domain.errors import CacheMissError, InvalidArgumentError, MeshnetError
+from meshnet.domain.errors import CacheMissError, MeshnetError
 from meshnet.domain.frames import (
     Generate,
     GenerationDone,
@@ -72,8 +72,6 @@ class HeadSession(ShardSession):
         spec = request.spec
         require_grammar(spec.sampling, parts.capabilities)
         self._prompt = spec.asked
-        if not self._prompt:
-            raise InvalidArgumentError("generated", "a token that wasn't generated comes first")
         history = TokenHistory(spec.sampling, recent(self._prompt, spec.sampling))
         super().__init__(parts, request.terms, upstream, request.handle, history)
         self.counts = GatewaySeamCounts(len(spec.prompt))

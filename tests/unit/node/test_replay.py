@@ -72,4 +72,4 @@ def test_a_generation_begins_with_a_token_that_wasnt_generated():
     assert (spec.asked, spec.replayed) == ((1,), (2, 3))
     assert GenerationSpec((1, 2)).replayed == ()
     with pytest.raises(InvalidArgumentError, match="generated"):
-        GenerationSpec((1, 2), generated=3)
+        GenerationSpec((1, 2), generated=2)
