@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
@@ -21,8 +23,9 @@ from meshnet.transport.receipts import KEPT_RECEIPTS, ReceiptBook
 LOGGER: Final = logging.getLogger(__name__)
 REPORT_SECONDS: Final = 2.0
 """How often a gateway tells its receipts."""
-REPORTS_AT_ONCE: Final = 8
-"""Reports in a row, where more is waiting than one holds."""
+SEND_SECONDS: Final = 2.0
+"""How long reports may follow one another, where more is waiting than one holds: a node's next
+heartbeat comes after them, and must come within its lease."""
 
 
 class Tracker(Protocol):
@@ -63,10 +66,9 @@ class ReceiptOutbox:
 
         Raises :class:`UnauthenticatedError` where it doesn't know this member any more.
         """
-        for _ in range(REPORTS_AT_ONCE):
-            batch = tuple(self._waiting)[:MAX_RECEIPTS]
-            if not batch:
-                return
+        until = time.monotonic() + SEND_SECONDS
+        while self._waiting and time.monotonic() < until:
+            batch = tuple(itertools.islice(self._waiting, MAX_RECEIPTS))
             try:
                 reply = await self._tracker.send_receipts(ReceiptsReport(receipts=batch))
             except (NodeUnreachableError, NodeNotReadyError):

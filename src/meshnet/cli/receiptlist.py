@@ -39,11 +39,8 @@ def receipt_fields(held: ReceiptSum | None) -> dict[str, object]:
 
 
 def show_receipts(database: Database, since_unix: float, *, json: bool) -> None:
-    """Print the newest receipts, and close the database."""
-    try:
-        found = ReceiptStore(database).newest(since_unix, list(ReceiptState), LISTED)
-    finally:
-        database.close()
+    """Print the newest receipts."""
+    found = ReceiptStore(database).newest(since_unix, list(ReceiptState), LISTED)
     if json:
         told = [
             ReceiptMessage.of(receipt).model_dump(exclude_none=True)

@@ -55,15 +55,15 @@ def usage(
     Example: meshnet usage --by node --since 7d
     """
     began = 0.0 if since is None else since_unix(since, time.time())
-    if receipts:
-        show_receipts(access.database_of(keys, Settings.from_environment()), began, json=json)
-        return
     database = access.database_of(keys, Settings.from_environment())
     try:
         store = UsageStore(database)
         if reverse is not None:
             entry = store.reverse(reverse)
             print_note(f"{reverse} is undone by {entry.entry_id}")
+        if receipts:
+            show_receipts(database, began, json=json)
+            return
         sums, balances = store.sums(by, began), store.balances()
         signed = ReceiptStore(database).sums(began) if by is Grouping.NODE else {}
         names = {key.key_id: key.name for key in KeyStore(database).all()}

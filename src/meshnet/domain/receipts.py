@@ -15,7 +15,9 @@ from meshnet.domain.ids import Digest, NodeId, SessionKey
 from meshnet.domain.layers import LayerRange
 
 MAX_SESSION_ID: Final = 64
-"""Characters of a session's name; one that is longer gets no receipts."""
+"""Characters of a session's name."""
+MAX_DIGEST: Final = 100
+"""Characters of a digest."""
 MOST: Final = 2**63
 """Every number is less, so that databases hold it."""
 _DOMAIN: Final = b"meshnet receipt 1\n"
@@ -67,10 +69,12 @@ class Seam:
     downstream: SeamEnd
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.key.session_id) <= MAX_SESSION_ID:
-            raise InvalidArgumentError(
-                "session_id", f"it must have 1 to {MAX_SESSION_ID} characters to get a receipt"
-            )
+        # Strangers choose these; a message must hold them, a database take, and a terminal show.
+        _require_text("session_id", self.key.session_id, 1, MAX_SESSION_ID)
+        _require_text("model", self.model, 0, MAX_DIGEST)
+        _require_text("recipe", self.recipe, 0, MAX_DIGEST)
+        if not 0 <= self.key.route_epoch < MOST:
+            raise InvalidArgumentError("route_epoch", f"{self.key.route_epoch} can't be")
         if self.downstream.layers is None:
             raise InvalidArgumentError("downstream.layers", "who accepts a session holds layers")
         if self.upstream.node_id == self.downstream.node_id:
@@ -107,6 +111,11 @@ class SeamWork:
     """The downstream's engine, by its own account, and never longer than the session."""
     began_unix_nanos: int
     ended_unix_nanos: int
+
+    @classmethod
+    def of(cls, holder: object) -> SeamWork:
+        """The numbers that a message has in fields of the same names."""
+        return cls(*(getattr(holder, each.name) for each in fields(cls)))
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -216,6 +225,11 @@ def signed_bytes(seam: Seam, work: SeamWork, side: Side) -> bytes:
         *(_number(getattr(work, each.name)) for each in fields(work)),
     ]
     return b"".join(parts)
+
+
+def _require_text(field: str, text: str, least: int, most: int) -> None:
+    if not (least <= len(text) <= most and text.isprintable()):
+        raise InvalidArgumentError(field, f"it must have {least} to {most} printable characters")
 
 
 def _text(text: str) -> bytes:

@@ -17,7 +17,7 @@ from meshnet.tracker.receipts import Roster, require_good
 
 LOGGER = logging.getLogger(__name__)
 WAIT_SECONDS: Final = 2.0
-"""How long a heartbeat may wait for its receipts."""
+"""How long a report may wait to be settled."""
 MAX_WAITING: Final = 32
 """Reports that may wait for their turn; the others come again later."""
 
@@ -57,7 +57,7 @@ class ReceiptDesk:
         )
         work.add_done_callback(self._done)
         done, _ = await asyncio.wait({work}, timeout=WAIT_SECONDS)
-        return bool(done) and work.exception() is None
+        return bool(done) and not work.cancelled() and work.exception() is None
 
     def close(self) -> None:
         """Begin nothing more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
@@ -9,6 +10,7 @@ from pydantic import Field, StringConstraints
 from meshnet.domain.ids import Digest, NodeId, RouteSessionId, SessionKey
 from meshnet.domain.layers import LayerRange
 from meshnet.domain.receipts import (
+    MAX_DIGEST,
     MAX_SESSION_ID,
     MOST,
     Receipt,
@@ -20,12 +22,13 @@ from meshnet.domain.receipts import (
 from meshnet.tracker.fields import Count, Message, NodeIdText
 
 PATH_RECEIPTS: Final = "/receipts"
-MAX_RECEIPTS: Final = 32
-"""In one message; what is over waits for the next."""
+MAX_RECEIPTS: Final = 24
+"""In one message, which with the longest of them isn't too long for the tracker; what is over waits
+for the next."""
 
 Number = Annotated[int, Field(ge=0, lt=MOST)]
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,256}$")]
-_Sum = Annotated[str, StringConstraints(max_length=100)]
+_Sum = Annotated[str, StringConstraints(max_length=MAX_DIGEST)]
 
 
 class EndMessage(Message):
@@ -67,35 +70,15 @@ class StatementMessage(Message):
     @staticmethod
     def of(statement: Statement) -> StatementMessage:
         """See :class:`Statement`."""
-        work = statement.work
         return StatementMessage(
-            prefill_rows=work.prefill_rows,
-            decode_rows=work.decode_rows,
-            first_position=work.first_position,
-            end_position=work.end_position,
-            bytes_down=work.bytes_down,
-            bytes_up=work.bytes_up,
-            engine_nanos=work.engine_nanos,
-            began_unix_nanos=work.began_unix_nanos,
-            ended_unix_nanos=work.ended_unix_nanos,
+            **asdict(statement.work),
             public_key=statement.public_key,
             signature=statement.signature,
         )
 
     def value(self) -> Statement:
         """See :class:`Statement`; raises ``InvalidArgumentError`` for numbers that can't be."""
-        work = SeamWork(
-            self.prefill_rows,
-            self.decode_rows,
-            self.first_position,
-            self.end_position,
-            self.bytes_down,
-            self.bytes_up,
-            self.engine_nanos,
-            self.began_unix_nanos,
-            self.ended_unix_nanos,
-        )
-        return Statement(work, self.public_key, self.signature)
+        return Statement(SeamWork.of(self), self.public_key, self.signature)
 
 
 class ReceiptMessage(Message):
@@ -103,7 +86,7 @@ class ReceiptMessage(Message):
     nothing else of the message from being heard."""
 
     session_id: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SESSION_ID)]
-    route_epoch: Count
+    route_epoch: Number
     trace_id: Annotated[str, StringConstraints(max_length=32)] = ""
     model: _Sum
     recipe: _Sum
@@ -148,7 +131,7 @@ Receipts = Annotated[tuple[ReceiptMessage, ...], Field(max_length=MAX_RECEIPTS)]
 
 
 class ReceiptsReport(Message):
-    """A gateway's receipts; nodes tell theirs in heartbeats."""
+    """Receipts that one member has."""
 
     receipts: Receipts
 

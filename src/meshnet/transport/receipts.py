@@ -14,10 +14,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from meshnet.domain.errors import UnauthenticatedError
+from meshnet.domain.errors import InvalidArgumentError, UnauthenticatedError
 from meshnet.domain.frames import SessionTerms
 from meshnet.domain.receipts import (
-    MAX_SESSION_ID,
     Receipt,
     ReceiptState,
     Seam,
@@ -82,19 +81,21 @@ def _public_key(der: bytes) -> ec.EllipticCurvePublicKey:
 def seam_of(terms: SessionTerms, upstream: SeamEnd) -> Seam | None:
     """The seam between ``upstream`` and the first hop of a session's terms.
 
-    None for one that gets no receipts: its name is too long for them, or it ends where it begins.
+    None for one that gets no receipts, since no :class:`Seam` can be like that.
     """
-    hop = terms.hops[0]
-    if len(terms.key.session_id) > MAX_SESSION_ID or hop.node_id == upstream.node_id:
+    hop, fingerprint = terms.hops[0], terms.fingerprint
+    try:
+        return Seam(
+            terms.key,
+            "" if terms.trace is None else terms.trace.trace_id,
+            fingerprint.model_artifact_digest,
+            fingerprint.runtime_recipe_digest,
+            upstream,
+            SeamEnd(hop.node_id, hop.layers),
+        )
+    except InvalidArgumentError:
+        # No fault of the session: it may have any name, and go on without a receipt.
         return None
-    return Seam(
-        terms.key,
-        "" if terms.trace is None else terms.trace.trace_id,
-        terms.fingerprint.model_artifact_digest,
-        terms.fingerprint.runtime_recipe_digest,
-        upstream,
-        SeamEnd(hop.node_id, hop.layers),
-    )
 
 
 class ReceiptBook:

@@ -5,6 +5,7 @@ See :mod:`meshnet.wire.convert_values` for what is raised.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final
 
 from meshnet.domain.errors import MalformedFrameError
@@ -37,20 +38,10 @@ def opener_from_proto(message: pb.Generate | pb.OpenSession) -> SeamEnd | None:
 
 def signed_to_proto(value: SignedWork) -> pb.SignedWork:
     """See :class:`SignedWork`."""
-    work, statement = value.statement.work, value.statement
+    statement = value.statement
     return pb.SignedWork(
         handle=value.handle,
-        work=pb.SeamWork(
-            prefill_rows=work.prefill_rows,
-            decode_rows=work.decode_rows,
-            first_position=work.first_position,
-            end_position=work.end_position,
-            bytes_down=work.bytes_down,
-            bytes_up=work.bytes_up,
-            engine_nanos=work.engine_nanos,
-            began_unix_nanos=work.began_unix_nanos,
-            ended_unix_nanos=work.ended_unix_nanos,
-        ),
+        work=pb.SeamWork(**asdict(statement.work)),
         public_key=bytes.fromhex(statement.public_key),
         signature=bytes.fromhex(statement.signature),
     )
@@ -65,17 +56,6 @@ def signed_from_proto(message: pb.SignedWork) -> SignedWork:
             raise MalformedFrameError(
                 f"receipt.{field}", f"{size} bytes aren't 1 to {MAX_SIGNATURE_BYTES}"
             )
-    work = message.work
-    counted = SeamWork(
-        work.prefill_rows,
-        work.decode_rows,
-        work.first_position,
-        work.end_position,
-        work.bytes_down,
-        work.bytes_up,
-        work.engine_nanos,
-        work.began_unix_nanos,
-        work.ended_unix_nanos,
-    )
-    signed = Statement(counted, message.public_key.hex(), message.signature.hex())
+    work = SeamWork.of(message.work)
+    signed = Statement(work, message.public_key.hex(), message.signature.hex())
     return SignedWork(message.handle, signed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,16 @@ from meshnet.cli.main import app
 from meshnet.cli.settings import Settings
 from meshnet.cli.usage import since_unix
 from meshnet.domain.errors import InvalidArgumentError
+from meshnet.domain.receipts import Side
 from meshnet.gateway import access as access_module
 from meshnet.gateway.access import ANONYMOUS
 from meshnet.tracker.apikeys import digest_of
+from meshnet.tracker.receipts import entry_id_of
 from meshnet.tracker.store.database import open_database
+from meshnet.tracker.store.receipts import ReceiptStore
 from meshnet.tracker.store.usage import UsageStore
 from meshnet.tracker.usage import NodeUse, UsageRecord
+from tests.support.receipts import HEAD, TAIL, WORK, one_sided, signed
 
 
 def run(place: Path, *arguments: str) -> str:
@@ -103,6 +108,38 @@ def test_usage_is_summed_and_undone(place: Path) -> None:
     assert json.loads(run(place, "usage", "--since", "1d", "--json"))["usage"] == []
     undone = json.loads(run(place, "usage", "--reverse", "cmpl-1", "--json"))
     assert undone["usage"][0]["balance"] == 0
+
+
+def test_receipts_are_listed_summed_and_undone(place: Path) -> None:
+    database = open_database(str(place))
+    disputed = signed(WORK, replace(WORK, decode_rows=8), session="gen-2")
+    alone = one_sided(Side.UPSTREAM, signed(session="gen-3"))
+    ReceiptStore(database).keep([signed(), disputed, alone], 1e9)
+    database.close()
+    pay = WORK.tokens * 22
+
+    titles, *lines = [line.split("\t") for line in run(place, "usage", "--receipts").splitlines()]
+    rows = [dict(zip(titles, line, strict=True)) for line in lines]
+    assert [(row["session"], row["state"], row["differences"]) for row in rows] == [
+        ("gen-1@0", "signed", ""),
+        ("gen-2@0", "disputed", "decode_rows"),
+        ("gen-3@0", "upstream_only", ""),
+    ]
+    assert {(row["from"], row["to"], row["layers"], row["token layers"]) for row in rows} == {
+        (HEAD.node_id, TAIL.node_id, "[8, 30)", str(pay))
+    }
+    told = json.loads(run(place, "usage", "--receipts", "--json"))["receipts"]
+    assert [it["state"] for it in told] == [row["state"] for row in rows]
+    assert told[0]["said_upstream"]["signature"]
+    recent = json.loads(run(place, "usage", "--receipts", "--since", "1d", "--json"))
+    assert recent["receipts"] == []
+    # No answer names the node, and it earned all the same.
+    (by_node,) = json.loads(run(place, "usage", "--by", "node", "--json"))["usage"]
+    sums = [by_node[column] for column in ("answers", "signed", "one_sided", "disputed", "balance")]
+    assert (by_node["node"], sums) == (TAIL.node_id, [0, pay, pay, pay, pay])
+    run(place, "usage", "--receipts", "--reverse", entry_id_of(signed()))
+    (by_node,) = json.loads(run(place, "usage", "--by", "node", "--json"))["usage"]
+    assert (by_node["signed"], by_node["balance"]) == (pay, 0)
 
 
 @pytest.mark.parametrize(

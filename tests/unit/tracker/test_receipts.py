@@ -14,10 +14,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshnet.domain.errors import InvalidArgumentError, NodeNotReadyError, UnauthenticatedError
+from meshnet.domain.ids import Digest
 from meshnet.domain.layers import LayerRange
-from meshnet.domain.receipts import Receipt, ReceiptState, SeamEnd, SeamWork, Side
+from meshnet.domain.receipts import (
+    MAX_DIGEST,
+    MAX_SESSION_ID,
+    MOST,
+    Receipt,
+    ReceiptState,
+    SeamEnd,
+    SeamWork,
+    Side,
+)
 from meshnet.tracker import receiptdesk
 from meshnet.tracker.ledger import HOUSE, node_account
+from meshnet.tracker.messages import MAX_BODY_BYTES
 from meshnet.tracker.receiptdesk import ReceiptDesk
 from meshnet.tracker.receiptmessages import MAX_RECEIPTS, ReceiptMessage, ReceiptsReport
 from meshnet.tracker.receipts import (
@@ -162,6 +173,20 @@ def test_a_receipt_survives_its_message(work: SeamWork, side: Side | None) -> No
     message = ReceiptMessage.of(receipt)
     read = ReceiptMessage.model_validate_json(message.model_dump_json(exclude_none=True))
     assert read.value() == receipt
+
+
+def test_receipts_of_the_longest_names_and_the_highest_numbers_can_be_told() -> None:
+    """Strangers choose them, and the receiver must be able to tell of its work."""
+    place = seam(session="\U0001f600" * MAX_SESSION_ID, epoch=MOST - 1)
+    digest = Digest("\U0001f600" * MAX_DIGEST)
+    place = replace(place, model=digest, recipe=digest)
+    most = MOST - 1
+    work = SeamWork(most, most, most, most, most, most, 0, most, most)
+    down, up = TAIL.sign(place, work, Side.DOWNSTREAM), HEAD.sign(place, work, Side.UPSTREAM)
+    message = ReceiptMessage.of(Receipt(place, down, up))
+    assert message.value() == Receipt(place, down, up)
+    report = ReceiptsReport(receipts=(message,) * MAX_RECEIPTS)
+    assert len(report.model_dump_json().encode()) < MAX_BODY_BYTES
 
 
 def test_a_report_is_bounded_and_refused_by_the_name_of_its_field() -> None:

@@ -11,10 +11,11 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import given
 
 from meshnet.domain.errors import UnauthenticatedError
-from meshnet.domain.ids import Digest, NodeId, SessionKey
+from meshnet.domain.ids import Digest, NodeId, RouteSessionId, SessionKey
 from meshnet.domain.layers import LayerRange
-from meshnet.domain.receipts import ReceiptState, Seam, SeamEnd, SeamWork, Side
-from meshnet.transport.receipts import ReceiptBook, require_statement
+from meshnet.domain.receipts import MOST, ReceiptState, Seam, SeamEnd, SeamWork, Side
+from meshnet.transport.receipts import ReceiptBook, require_statement, seam_of
+from tests.support.frames import TERMS
 from tests.support.receipts import HEAD, STRANGER, TAIL, WORK, one_sided, seam, signed, works
 
 
@@ -84,6 +85,30 @@ def test_a_key_of_another_kind_is_refused() -> None:
         statement = replace(signed().statements[0][1], public_key=public.hex())
         with pytest.raises(UnauthenticatedError, match="key"):
             require_statement(place, statement, Side.DOWNSTREAM)
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch", "recipe", "gets_one"),
+    [
+        ("sitzung-ä", MOST - 1, "", True),
+        ("x" * 64, 0, "y" * 100, True),
+        ("x" * 65, 0, "", False),
+        ("nul\0", 0, "", False),
+        ("\x1b[2J", 0, "", False),
+        ("gen-1", MOST, "", False),
+        ("gen-1", 0, "y" * 101, False),
+    ],
+)
+def test_a_session_that_no_message_database_or_terminal_could_take_gets_no_receipt(
+    name: str, epoch: int, recipe: str, gets_one: bool
+) -> None:
+    terms = replace(
+        TERMS,
+        key=SessionKey(RouteSessionId(name), epoch),
+        fingerprint=replace(TERMS.fingerprint, runtime_recipe_digest=Digest(recipe)),
+    )
+    assert (seam_of(terms, SeamEnd(HEAD.node_id)) is not None) is gets_one
+    assert seam_of(terms, SeamEnd(terms.hops[0].node_id)) is None
 
 
 def test_a_book_keeps_the_newest_and_counts_what_it_dropped() -> None:

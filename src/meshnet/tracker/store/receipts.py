@@ -25,6 +25,7 @@ from sqlalchemy import (
 
 from meshnet.domain.errors import InvalidArgumentError, NodeNotReadyError
 from meshnet.domain.receipts import Receipt, ReceiptState
+from meshnet.tracker.ledger import Entry
 from meshnet.tracker.receiptmessages import ReceiptMessage
 from meshnet.tracker.receipts import (
     KEPT_DAYS,
@@ -182,7 +183,7 @@ def _keep(connection: Connection, receipt: Receipt) -> bool:
     if not replaces(receipt, None if known is None else ReceiptState(known)):
         return False
     entry = payment_of(receipt)
-    if entry is not None and not _pay(connection, receipt):
+    if entry is not None and not _pay(connection, entry):
         return False
     if known is not None:
         connection.execute(delete(_RECEIPTS).where(same))
@@ -190,11 +191,10 @@ def _keep(connection: Connection, receipt: Receipt) -> bool:
     return True
 
 
-def _pay(connection: Connection, receipt: Receipt) -> bool:
+def _pay(connection: Connection, entry: Entry) -> bool:
     """Post what a receipt pays; False if that was paid before, by one that was let go since."""
-    entry = payment_of(receipt)
     try:
-        return entry is not None and post(connection, entry)
+        return post(connection, entry)
     except InvalidArgumentError:
         # Paid for with other numbers: two good receipts for the same work are one too many.
         return False
