@@ -38,7 +38,7 @@ def request_id(header: str | None) -> str:
 def log_failure(error: Exception, failure: Failure) -> None:
     """One line for what is the client's trouble; the traceback as well for a fault of our own.
 
-    Logs are kept, and what a client sent is in none of them: errors about it may quote it.
+    Logs are kept, and a refusal may quote what the client sent: of it the code alone is written.
     """
     if failure.http_status == 500:
         log.error("failed: %s", type(error).__name__, exc_info=error)

@@ -172,9 +172,7 @@ class ChainModel:
 
     async def _on_chain(self, route: _Route, reader: Reader, recovery: Recovery) -> Events:
         """What the chain of now adds; raises what ends it."""
-        reader.let_in = False
-        again = recovery.lost is not None
-        until = recovery.until if again else recovery.deadline
+        until = recovery.until
         async with self._chains.used(until - time.perf_counter()) as chain:
             terms = route.over(chain)
             channel = await self._channel(chain.head, until - time.perf_counter())
@@ -185,7 +183,8 @@ class ChainModel:
             opener = None if receipt is None else receipt.opener
             try:
                 inbox.send(Generate(inbox.handle, terms, spec, TOKEN_CREDITS, opener))
-                open_by = until if again else math.inf
+                # Of the first chain, the head says itself that the deadline has passed.
+                open_by = math.inf if recovery.lost is None else until
                 async with contextlib.aclosing(reader.events(inbox, terms, open_by)) as events:
                     async for event in events:
                         if isinstance(event, GenerationSummary):

@@ -168,7 +168,6 @@ class Reader:
 
     async def events(self, inbox: Inbox, terms: SessionTerms, open_by: float) -> Events:
         """What one chain adds; raises what ends it. It must let it in by ``open_by``."""
-        self.let_in = False
         deadline = self._started + self._request.timeout_seconds + DEADLINE_SLACK_SECONDS
         while True:
             limit = deadline if self.let_in else min(open_by, deadline)
@@ -199,6 +198,7 @@ class Reader:
 
     def lost(self, error: MeshnetError, heard: float | None) -> None:
         """A chain that had let the generation in was lost; it was last ``heard`` then."""
+        self.let_in = False
         self._lost = error
         if self._quiet_since is None:
             self._quiet_since = heard

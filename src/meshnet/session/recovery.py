@@ -104,6 +104,8 @@ class Recovery:
     @property
     def until(self) -> float:
         """By when a chain must have let the generation in."""
+        if self.lost is None:
+            return self.deadline
         return min(self.since + self.policy.seconds, self.deadline)
 
     def went_on(self) -> Recovery:

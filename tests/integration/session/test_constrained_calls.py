@@ -161,6 +161,31 @@ def test_where_a_model_may_call_it_may_also_say_something_first_or_nothing_else(
         assert grammars.one(free, tokens, ending), text
 
 
+@pytest.mark.parametrize(
+    ("text", "is_text"),
+    [
+        ('{"name": "weather", "arguments": {}}', False),
+        (' \n{ "parameters": {}}', False),
+        ('{"na\\u006de": "weather"}', False),
+        ('{"names": ["weather"]}', True),
+        ("{}", True),
+        ('A {"name": "weather", "arguments": {}}', True),
+    ],
+)
+def test_only_what_no_reader_takes_for_a_call_without_a_marker_is_text(
+    text, is_text, grammars, vocabulary
+):
+    form = next(it for it in FORMS if (family := output_format(FORMS[it]).calls) and family.bare)
+    parser = OutputTerms(output_format(FORMS[form]), {"weather": {}}).parser()
+    parts = [*parser.feed(text), *parser.finish()]
+    assert not is_text or not any(isinstance(part, ToolCall) for part in parts)
+    free = grammar_of(FORMS[form], tuple(SCHEMAS), free=True)
+    tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+    whole = (*tokens, next(iter(vocabulary.end_of_generation)))
+    allowed = all(grammars.one(free, whole[:place], it) for place, it in enumerate(whole))
+    assert allowed is is_text
+
+
 def test_arguments_that_nobody_described_may_be_any():
     template = FORMS["qwen-xml"]
     writer = GrammarWriter()

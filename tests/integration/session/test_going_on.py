@@ -15,6 +15,7 @@ from meshnet.domain.sampling import SamplingParams
 from meshnet.engine import fixture
 from meshnet.gateway.app import create_app
 from meshnet.gateway.config import GatewayConfig
+from meshnet.node.head import HeadSession
 from meshnet.session.generate import ChainModel
 from meshnet.session.recovery import NO_RECOVERY, RecoveryPolicy
 from meshnet.session.service import GenerationSummary, Opened, Recovered, TextDelta, TextRequest
@@ -273,6 +274,41 @@ async def test_the_reader_is_told_of_the_new_chain_and_the_pause():
         assert nodes.routes.avoided == {"node-2"}
 
 
+async def test_with_all_tokens_there_no_chain_is_needed_any_more(monkeypatch):
+    request = TextRequest(PROMPT, GREEDY, TOKENS)
+    async with dying() as nodes:
+        expected = await undisturbed(nodes, request)
+        assert expected.finish is FinishReason.LENGTH
+        nodes.begin()
+
+        async def dies(_: HeadSession) -> None:
+            nodes.doom.dead.append(0)
+            nodes.mesh.network.drop(nodes.mesh.head.hop.address)
+            await asyncio.Event().wait()
+
+        # All that the head has yet to say is that it is done.
+        monkeypatch.setattr(HeadSession, "_timings_behind", dies)
+        asked = nodes.routes.asked
+        told, summary = await read(nodes.model, request)
+        assert nodes.doom.dead == [0]
+        assert (told, summary.pauses) == (expected, ())
+        assert nodes.routes.asked == asked + 1
+
+
+async def test_how_long_an_answer_took_is_told_of_chains_that_lived():
+    timed: list[list[str]] = []
+    request = TextRequest(PROMPT, GREEDY, 10, speculation=Speculation.OFF)
+    async with dying() as nodes:
+        nodes.model.timed = lambda hops, _: timed.append([hop.node_id for hop in hops])
+        nodes.begin()
+        nodes.doom.kill(1, 6)
+        _, summary = await read(nodes.model, request)
+        assert summary.pauses
+        assert timed == []
+        await undisturbed(nodes, request)
+        assert timed == [["node-1", "node-2", "node-3"]]
+
+
 async def test_without_another_chain_the_loss_is_told_with_what_was_tried():
     policy = RecoveryPolicy(0.3, 0.001, 0.02)
     async with dying(policy=policy) as nodes:
@@ -337,24 +373,32 @@ async def test_who_leaves_while_a_chain_is_looked_for_leaves_at_once(how):
         await nodes.mesh.idle()
 
 
-async def test_a_chain_of_another_recipe_is_never_gone_on_with():
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [({"chunk_tokens": 16}, "recipe digests differ"), ({"context_length": 128}, "128 tokens")],
+    ids=["recipe", "context"],
+)
+async def test_a_chain_of_another_recipe_or_with_less_room_is_never_gone_on_with(changed, word):
     class Mixed(Mesh):
-        """The twins' recipe differs."""
+        """The twins differ."""
 
         async def add(self, layers: LayerRange):
             if len(self.nodes) == 3:
-                self.setup = replace(self.setup, chunk_tokens=16)
+                self.setup = replace(self.setup, **changed)
             return await super().add(layers)
 
     async with dying(Mixed(Setup()), policy=RecoveryPolicy(0.3, 0.01, 0.05)) as nodes:
         nodes.begin()
         nodes.doom.kill(0, 6)
-        for name in ("node-2", "node-3"):
-            asyncio.get_running_loop().call_later(0.02, nodes.routes.avoided.add, name)
+
+        def only_twins_from_now_on(_: Opened) -> None:
+            nodes.routes.avoided.update(("node-2", "node-3"))
+
+        request = TextRequest(PROMPT, GREEDY, 10, on_open=only_twins_from_now_on)
         with pytest.raises(NodeLostError, match="node-1") as caught:
-            await read(nodes.model, TextRequest(PROMPT, GREEDY, 10))
+            await read(nodes.model, request)
         assert caught.value.details["node"] == "node-1"
-        assert "recipe" in caught.value.message or "no node is ready" in caught.value.message
+        assert word in caught.value.message
         assert all(it.node in ("node-1", "node-2", "node-3") for it in nodes.doom.ran)
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +22,8 @@ from typing import Final
 from meshnet.domain.errors import EngineError
 from meshnet.engine.llamacpp.library import function, library_identity, llama_ready
 from meshnet.engine.llamacpp.machine import gpu_devices, processor_features
+from meshnet.engine.llamacpp.notes import read_note, write_note
 
-LOGGER: Final = logging.getLogger(__name__)
 SECONDS: Final = 1.0
 """How long multiplying goes on, the first, unmeasured time not counted."""
 MATRIX_BYTES: Final = 144 << 20
@@ -59,27 +57,22 @@ def known_speed(folder: Path, threads: int, variables: Sequence[str] = ()) -> fl
     about = [_VERSION, library_identity(), processor_features(), threads, *variables]
     name = hashlib.sha256(json.dumps(about).encode()).hexdigest()
     note = folder / f"{name}.speed.json"
-    try:
-        found = json.loads(note.read_bytes())
-        if isinstance(found, float) and found > 0:
-            return found
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        LOGGER.warning("%s can't be read and is measured anew: %s", note, error)
+    found = read_note(note, _speed_in)
+    if found is not None:
+        return found
     began, had = time.perf_counter(), time.process_time()
     speed = measure_speed(threads, SECONDS)
     got = (time.process_time() - had) / (time.perf_counter() - began) / threads
-    if got < UNDISTURBED:
-        return speed
-    part = note.with_suffix(f".{os.getpid()}.part")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(speed))
-        part.replace(note)
-    except OSError as error:
-        LOGGER.warning("%s can't be written: %s", note, error)
+    if got >= UNDISTURBED:
+        write_note(note, json.dumps(speed).encode())
     return speed
+
+
+def _speed_in(note: bytes) -> float:
+    found = json.loads(note)
+    if isinstance(found, float) and found > 0:
+        return found
+    raise ValueError(f"{str(found)[:40]!r} is no speed")
 
 
 def measure_speed(threads: int, seconds: float) -> float:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
 from dataclasses import astuple
 from pathlib import Path
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from meshnet.engine.base import LoadRequest
 from meshnet.engine.llamacpp.context import LlamaContext
 from meshnet.engine.llamacpp.exactness import PROBE_VERSION, Exactness, measure_exactness
+from meshnet.engine.llamacpp.notes import read_note, write_note
 
-LOGGER: Final = logging.getLogger(__name__)
 _EXACTNESS: Final = TypeAdapter(Exactness)
 
 
@@ -29,11 +27,11 @@ def known_exactness(context: LlamaContext, request: LoadRequest, folder: Path | 
     if folder is None or request.model_path is None:
         return measure_exactness(context, request)
     note = folder / f"{_name(request.model_path, request)}.exactness.json"
-    found = _read(note)
+    found = read_note(note, _EXACTNESS.validate_json)
     if found is None:
         found = measure_exactness(context, request)
         if found.complete:
-            _write(note, found)
+            write_note(note, _EXACTNESS.dump_json(found))
     return found
 
 
@@ -50,23 +48,3 @@ def _name(path: Path, request: LoadRequest) -> str:
         astuple(request.limits),
     ]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
-
-
-def _read(note: Path) -> Exactness | None:
-    try:
-        return _EXACTNESS.validate_json(note.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        LOGGER.warning("%s can't be read and is measured anew: %s", note, error)
-        return None
-
-
-def _write(note: Path, found: Exactness) -> None:
-    part = note.with_suffix(f".{os.getpid()}.part")
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(_EXACTNESS.dump_json(found))
-        part.replace(note)
-    except OSError as error:
-        LOGGER.warning("%s can't be written: %s", note, error)

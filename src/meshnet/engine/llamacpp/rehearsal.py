@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
 import sys
 import time
 from contextlib import ExitStack, closing
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from meshnet.domain.ids import Digest
 from meshnet.domain.recipe import Recipe
@@ -31,9 +29,9 @@ from meshnet.engine.llamacpp.calibration import UNDISTURBED
 from meshnet.engine.llamacpp.context import LlamaContext, Rows
 from meshnet.engine.llamacpp.library import library_identity
 from meshnet.engine.llamacpp.machine import processor_features
+from meshnet.engine.llamacpp.notes import read_note, write_note
 from meshnet.engine.sampling import sample
 
-LOGGER: Final = logging.getLogger(__name__)
 VERSION: Final = 1
 SECONDS: Final = 1.0
 """How long steps go on, loading not counted."""
@@ -126,22 +124,12 @@ def known(question: Question) -> Answer:
     machine = [VERSION, library_identity(), processor_features()]
     text = json.dumps(machine) + QUESTIONS.dump_json(about).decode()
     note = question.notes / f"{hashlib.sha256(text.encode()).hexdigest()}.rehearsal.json"
-    try:
-        if not question.anew:
-            return ANSWERS.validate_json(note.read_bytes())
-    except FileNotFoundError:
-        pass
-    except (OSError, ValidationError) as error:
-        LOGGER.warning("%s can't be read and is measured anew: %s", note, error)
+    found = None if question.anew else read_note(note, ANSWERS.validate_json)
+    if found is not None:
+        return found
     answer = measure(question)
     if question.gpu_layers or answer.undisturbed >= UNDISTURBED:
-        part = note.with_suffix(f".{os.getpid()}.part")
-        try:
-            question.notes.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(ANSWERS.dump_json(answer))
-            part.replace(note)
-        except OSError as error:
-            LOGGER.warning("%s can't be written: %s", note, error)
+        write_note(note, ANSWERS.dump_json(answer))
     return answer
 
 
