@@ -172,8 +172,9 @@ async def storm(server: Server, sessions: int) -> tuple[float, int]:
                 began.release()
 
     readers = [asyncio.create_task(read()) for _ in range(sessions)]
-    for _ in range(4 * sessions):
-        await began.acquire()
+    async with asyncio.timeout(ANSWER_SECONDS):
+        for _ in range(4 * sessions):
+            await began.acquire()
     for reader in readers:
         reader.cancel()
 

@@ -54,8 +54,12 @@ async def cluster_of(model: str, settings: Settings, others: Link) -> Cluster:
         served = next((it for it in status.models if it.name == found.name), None)
     else:
         slices = TrackerSlices(address, identity, slice_cache(settings))
-        digest = Digest(served.digest)
-        index = await asyncio.to_thread(slices.header, digest, threading.Event())
+        digest, stop = Digest(served.digest), threading.Event()
+        try:
+            index = await asyncio.to_thread(slices.header, digest, stop)
+        finally:
+            # Who interrupts the command needn't wait for the rest of it.
+            stop.set()
     there = [
         it
         for it in status.machines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -14,7 +15,12 @@ from meshnet.cli.options import NodeOptions
 from meshnet.cli.settings import Settings
 from meshnet.cli.slices import Slices
 from meshnet.cli.speed import Rehearsed, rehearse
-from meshnet.domain.errors import MeshnetError, ModelUnsupportedError
+from meshnet.domain.errors import (
+    MeshnetError,
+    ModelUnsupportedError,
+    NodeNotReadyError,
+    NodeUnreachableError,
+)
 from meshnet.domain.ids import Address, Digest, NodeId
 from meshnet.domain.nodes import FlowControl
 from meshnet.session.links import PADDING, Link, measure, measure_by, round_trip
@@ -30,7 +36,8 @@ from meshnet.transport.tls import IdentitySource
 LOGGER: Final = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 600.0
-"""So long after a measurement that was disturbed, an idle machine is measured again."""
+"""So often it is asked which models are offered, and an idle machine is measured with those with
+which it wasn't, or was disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class Computing:
     options: NodeOptions
     slices: Slices
 
-    async def rehearsed(self, offered: OfferedReply, *, anew: bool) -> Rehearsed:
+    async def rehearsed(self, offered: OfferedReply) -> Rehearsed:
         """This machine's speed with a model; raises what ``rehearse`` and ``header`` do."""
         serving, stop = offered.serving, threading.Event()
         options = replace(
@@ -55,7 +62,7 @@ class Computing:
             index = await asyncio.to_thread(self.slices.header, Digest(offered.model), stop)
         finally:
             stop.set()
-        return await rehearse(self.settings, index, Digest(offered.model), options, anew=anew)
+        return await rehearse(self.settings, index, Digest(offered.model), options)
 
 
 class Measuring:
@@ -75,8 +82,9 @@ class Measuring:
 
     @property
     def speeds(self) -> tuple[SpeedReport, ...]:
-        """Those with the models, as measured last."""
-        return tuple(SpeedReport.of(it.model, each.speed) for it, each in self._rehearsed.items())
+        """Those with the models that are offered, as measured last."""
+        known = [(it.model, self._rehearsed.get(it)) for it in self._offered]
+        return tuple(SpeedReport.of(model, it.speed) for model, it in known if it is not None)
 
     def news(self) -> tuple[LinkReport, ...] | None:
         """What is to be told of links; None: nothing new."""
@@ -96,12 +104,15 @@ class Measuring:
     async def begin(self, tracker: TrackerClient) -> None:
         """Measure this machine with the models that are offered, before anything is placed on it.
 
-        One that can't be measured is placed by the speed of any weights. Raises what asking the
-        tracker raises.
+        One that can't be measured is placed by the speed of any weights, and so are all where the
+        tracker isn't there yet. Raises what else asking it raises.
         """
-        self._offered = (await tracker.models()).models[:MAX_SPEEDS]
+        try:
+            await self._ask(tracker)
+        except (NodeUnreachableError, NodeNotReadyError) as error:
+            LOGGER.warning("this machine isn't measured with the models yet: %s", error.message)
         for offered in self._offered:
-            await self._rehearse(offered, anew=False)
+            await self._rehearse(offered)
 
     async def run(self) -> None:
         """Go on measuring, until cancelled."""
@@ -109,9 +120,12 @@ class Measuring:
             group.create_task(self._measure_links(), name="links")
             group.create_task(self._measure_again(), name="speed")
 
-    async def _rehearse(self, offered: OfferedReply, *, anew: bool) -> None:
+    async def _ask(self, tracker: TrackerClient) -> None:
+        self._offered = (await tracker.models()).models[:MAX_SPEEDS]
+
+    async def _rehearse(self, offered: OfferedReply) -> None:
         try:
-            self._rehearsed[offered] = await self._computing.rehearsed(offered, anew=anew)
+            self._rehearsed[offered] = await self._computing.rehearsed(offered)
         except ModelUnsupportedError:
             self._unfit.add(offered)
         except MeshnetError as error:
@@ -120,11 +134,15 @@ class Measuring:
     async def _measure_again(self) -> None:
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
+            # The agent says what is wrong with the tracker.
+            with contextlib.suppress(MeshnetError):
+                async with TrackerClient(self._tracker, self._identity.load()) as client:
+                    await self._ask(client)
             for offered in self._offered:
                 known = self._rehearsed.get(offered)
                 is_good = known.undisturbed if known is not None else offered in self._unfit
                 if self.idle and not is_good:
-                    await self._rehearse(offered, anew=True)
+                    await self._rehearse(offered)
 
     async def _measure_links(self) -> None:
         while True:

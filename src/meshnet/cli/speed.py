@@ -21,6 +21,7 @@ from meshnet.domain.errors import EngineError, ResourceExhaustedError
 from meshnet.domain.ids import Digest
 from meshnet.engine.llamacpp.calibration import UNDISTURBED
 from meshnet.engine.llamacpp.rehearsal import ANSWERS, QUESTIONS, Question, RangeFile
+from meshnet.model.files import disk_errors, prepare_folder
 from meshnet.model.gguf import GgufIndex
 from meshnet.model.rehearsal import RehearsedRange, rehearsed_ranges
 from meshnet.node.config import CHUNK_TOKENS
@@ -84,31 +85,32 @@ async def rehearse(
     ``index`` is the model's header, of which nothing else is needed, and ``digest`` the model's.
     ``anew``: whatever is remembered. Raises :class:`EngineError` if that fails,
     ``ModelUnsupportedError`` for a model that is too short to be measured so,
-    ``ResourceExhaustedError`` without the memory for it, and what writing files in the cache folder
-    raises.
+    ``ResourceExhaustedError`` without the memory for it, and as
+    :func:`~meshnet.model.files.disk_errors` does.
     """
     ranges = await asyncio.to_thread(
         rehearsed_ranges, index, digest, allow_unverified=options.allow_unverified
     )
-    await asyncio.to_thread(settings.cache.mkdir, parents=True, exist_ok=True)
     await asyncio.to_thread(_require_memory, settings.cache, ranges)
-    with tempfile.TemporaryDirectory(prefix="rehearsal-", dir=settings.cache) as folder:
-        files, shapes = await asyncio.to_thread(_written, ranges, Path(folder))
-        question = Question(
-            files,
-            shapes,
-            settings.notes,
-            ranges[0].plan.total_layers,
-            options.threads,
-            CHUNK_TOKENS,
-            options.gpu_layers,
-            options.cache_type_k,
-            options.cache_type_v,
-            options.flash_attention,
-            settings.variables,
-            anew,
-        )
-        out, err = await _run((_REHEARSAL,), QUESTIONS.dump_json(question))
+    with disk_errors(settings.cache, 0):
+        await asyncio.to_thread(prepare_folder, settings.cache, 0)
+        with tempfile.TemporaryDirectory(prefix="rehearsal-", dir=settings.cache) as folder:
+            files, shapes = await asyncio.to_thread(_written, ranges, Path(folder))
+            question = Question(
+                files,
+                shapes,
+                settings.notes,
+                ranges[0].plan.total_layers,
+                options.threads,
+                CHUNK_TOKENS,
+                options.gpu_layers,
+                options.cache_type_k,
+                options.cache_type_v,
+                options.flash_attention,
+                settings.variables,
+                anew,
+            )
+            out, err = await _run((_REHEARSAL,), QUESTIONS.dump_json(question))
     try:
         answer = ANSWERS.validate_json(out)
     except ValidationError:
@@ -143,14 +145,19 @@ def _written(ranges: Sequence[RehearsedRange], folder: Path) -> tuple[tuple[Rang
 
 async def _run(module: Sequence[str], question: bytes | None = None) -> tuple[bytes, bytes]:
     """What a module with its arguments prints, and what it says on standard error."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        *module,
-        stdin=DEVNULL if question is None else PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            *module,
+            stdin=DEVNULL if question is None else PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+    except OSError as error:
+        raise EngineError(
+            f"a process that measures this machine's speed can't be started: {error.strerror}"
+        ) from error
     try:
         async with asyncio.timeout(CALIBRATION_SECONDS):
             return await process.communicate(question)

@@ -11,6 +11,7 @@ import numpy as np
 from meshnet.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from meshnet.model.description import ModelInfo, free_cuts, legal_cuts, require_cuttable
 from meshnet.tracker.messages import PROMPT_TOKENS
+from meshnet.tracker.observed import LINK_RATE, LINK_SECONDS
 from meshnet.tracker.placement import (
     Demand,
     Machine,
@@ -29,23 +30,17 @@ _BOUNDARY_ITEM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """What connects any two machines."""
+class Link(Hop):
+    """What connects any two machines: a switched local network unless stated."""
 
-    latency_seconds: float = 0.0003
-    """One way."""
-    bytes_per_second: float = 125e6
-    """1 Gbit/s unless stated."""
+    latency_seconds: float = LINK_SECONDS
+    bytes_per_second: float = LINK_RATE
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_seconds < float("inf"):
             raise InvalidArgumentError("link", f"a delay of {self.latency_seconds} s is none")
         if not self.bytes_per_second > 0:
             raise InvalidArgumentError("link", f"{self.bytes_per_second} bytes/s carry nothing")
-
-    def seconds(self, size: int) -> float:
-        """How long ``size`` bytes take."""
-        return self.latency_seconds + size / self.bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class Network:
     def hop(self, sender: int, receiver: int) -> Hop:
         """From one machine to another."""
         known = self.measured.get((sender, receiver)) or self.measured.get((receiver, sender))
-        return known or Hop(self.others.latency_seconds, self.others.bytes_per_second)
+        return known or self.others
 
     def matrix(self, machines: int, row_bytes: int) -> Matrix:
         """How long a row takes, in seconds, shape (machines, machines)."""

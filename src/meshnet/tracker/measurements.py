@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from meshnet.tracker.fields import (
     AddressText,
@@ -22,7 +22,19 @@ MAX_PROBE_BYTES: Final = 1 << 20
 MAX_RUNS: Final = 64
 """In one message."""
 MAX_RUN_NODES: Final = 1000
+MOST_PREDICTED_SECONDS: Final = 9e8
 Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _within(seconds: object) -> object:
+    # Also of what isn't even a number: figures that a machine states may amount to anything.
+    if isinstance(seconds, float) and not seconds < MOST_PREDICTED_SECONDS:
+        return MOST_PREDICTED_SECONDS
+    return seconds
+
+
+Predicted = Annotated[Seconds, BeforeValidator(_within)]
+"""At most :data:`MOST_PREDICTED_SECONDS`, lest one machine's odd figures spoil the whole status."""
 
 
 class SpeedReport(Message):
@@ -116,13 +128,13 @@ class RunsStatus(Message):
 
     runs: Count
     token_seconds: Seconds
-    predicted_token_seconds: Seconds
+    predicted_token_seconds: Predicted
     first_seconds: Seconds = 0.0
-    predicted_first_seconds: Seconds = 0.0
+    predicted_first_seconds: Predicted = 0.0
 
 
 class Told(Message):
     """What was predicted, and what was measured; 0 where it isn't known."""
 
-    predicted_seconds: Seconds = 0.0
+    predicted_seconds: Predicted = 0.0
     measured_seconds: Seconds = 0.0

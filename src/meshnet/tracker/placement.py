@@ -7,6 +7,7 @@ looking for.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -23,6 +24,12 @@ from meshnet.tracker.speeds import Speed
 
 Matrix = NDArray[np.float64]
 _UNKNOWN: Final = Speed()
+
+
+@functools.lru_cache(maxsize=1024)
+def _unmeasured(bytes_per_second: float) -> Speed:
+    # Kept, since every plan makes its machines anew.
+    return Speed(bytes_per_second, bytes_per_second)
 
 
 class Objective(StrEnum):
@@ -87,8 +94,7 @@ class Machine:
         if not 0 < self.bytes_per_second < math.inf:
             raise InvalidArgumentError("speed", f"{self.bytes_per_second} must be more than 0")
         if not self.speed.is_measured:
-            speed = Speed(self.bytes_per_second, self.bytes_per_second)
-            object.__setattr__(self, "speed", speed)
+            object.__setattr__(self, "speed", _unmeasured(self.bytes_per_second))
 
     def speed_with(self, model: str) -> Speed:
         """How fast it computes a model: as measured, else by ``bytes_per_second``."""

@@ -52,7 +52,7 @@ class Runs:
         found = expected(state, observed, digest, nodes, prompt)
         if found is None or run.tokens < LEAST_TOKENS or run.rest_seconds <= 0:
             return
-        first = run.first_seconds if found.first_seconds and prompt > 0 else None
+        first = run.first_seconds if found.first_seconds else None
         kept = self._runs.setdefault(digest, deque(maxlen=KEPT))
         kept.append(_Run(found, run.rest_seconds / (run.tokens - 1), first))
 
@@ -69,10 +69,6 @@ class Runs:
             first_seconds=_median([run.first_seconds for run in firsts]),
             predicted_first_seconds=_median([run.expected.first_seconds for run in firsts]),
         )
-
-    def forget(self, digest: Digest) -> None:
-        """A model isn't offered any more."""
-        self._runs.pop(digest, None)
 
 
 def expected(

@@ -29,7 +29,6 @@ from meshnet.tracker.placement import (
     costs_of,
     placement_of,
 )
-from meshnet.tracker.speeds import Speed
 
 MAX_EXACT_OPERATIONS: Final = 300_000_000
 """Elementary steps the exact search may take; about a second's."""
@@ -111,12 +110,13 @@ def _require(
 ) -> Placement:
     if found is not None:
         return placement_of(costs, machines, links, found, optimal=optimal)
-    whole = costs.need[0, -1]
+    whole, more = costs.need[0, -1], demand.overhead_bytes * (1 + demand.headroom)
     held = sum(machine.memory_bytes for machine in machines)
     raise ResourceExhaustedError(
         f"the model doesn't fit: with {demand.context_tokens} tokens of context for "
-        f"{demand.sessions} sessions it needs {whole / 2**30:.2f} GiB, headroom included, and each "
-        f"node some memory of its own; {len(machines)} machines have {held / 2**30:.2f} GiB"
+        f"{demand.sessions} sessions it needs {whole / 2**30:.2f} GiB on one node, headroom "
+        f"included, and {more / 2**20:.0f} MiB more for each further node; {len(machines)} "
+        f"machines have {held / 2**30:.2f} GiB"
     )
 
 
@@ -128,14 +128,15 @@ def _kinds(machines: Sequence[Machine], links: Matrix, most: int) -> list[tuple[
     """
     if not _is_uniform(links):
         return [(number,) for number in range(len(machines))]
-    groups: dict[tuple[int, Speed], list[int]] = {}
-    for number, machine in enumerate(machines):
-        groups.setdefault((machine.memory_bytes, machine.speed), []).append(number)
+    memory = np.array([machine.memory_bytes for machine in machines], dtype=np.float64)
+    merits = np.concatenate([[memory], Speeds.of(machines).merits()])
+    # By just what is compared: two groups that are equal in it would each outdo the other.
+    groups: dict[tuple[float, ...], list[int]] = {}
+    for number, figures in enumerate(merits.T.tolist()):
+        groups.setdefault(tuple(figures), []).append(number)
     ordered = sorted(groups.values(), key=lambda members: -machines[members[0]].bytes_per_second)
-    firsts = [machines[members[0]] for members in ordered]
+    merits = merits[:, [members[0] for members in ordered]]
     counts = np.array([len(members) for members in ordered])
-    memory = np.array([machine.memory_bytes for machine in firsts], dtype=np.float64)
-    merits = np.concatenate([[memory], Speeds.of(firsts).merits()])
     kinds: list[tuple[int, ...]] = []
     for number, members in enumerate(ordered):
         outdo = np.all(merits >= merits[:, number : number + 1], axis=0)

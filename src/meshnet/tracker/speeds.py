@@ -187,14 +187,19 @@ def first_token_seconds(
     around = 0.0 if len(parts) == 1 else sum(hop.latency_seconds for hop in hops)
     done = [around] * len(parts)
     """When each machine has computed the chunks so far."""
-    for start in range(0, tokens, CHUNK_ROWS):
-        rows = min(CHUNK_ROWS, tokens - start)
-        arrives = done[0]
+    whole, rest = divmod(tokens, CHUNK_ROWS)
+    for rows, chunks in ((CHUNK_ROWS, whole), (rest, min(rest, 1))):
+        if not chunks:
+            continue
+        arrives, slowest = done[0], 0.0
         for number, part in enumerate(parts):
             takes = part.speed.prompt_seconds(rows, part.layer_bytes, part.output_bytes)
-            done[number] = max(done[number], arrives) + takes
+            slowest = max(slowest, takes)
+            first = max(done[number], arrives) + takes
+            # Equal chunks come out as far apart as the slowest so far takes for one.
+            done[number] = first + (chunks - 1) * slowest
             if number < len(forward):
-                arrives = done[number] + forward[number].seconds(rows * row_bytes)
+                arrives = first + forward[number].seconds(rows * row_bytes)
     return done[-1] + (hops[-1].latency_seconds if len(parts) > 1 else 0.0)
 
 

@@ -28,6 +28,7 @@ from meshnet.domain.ids import Address, Digest
 from meshnet.domain.layers import LayerRange
 from meshnet.engine.llamacpp.vocabulary import Vocabulary
 from meshnet.model.cache import SliceCache
+from meshnet.model.description import describe
 from meshnet.model.gguf import read_index
 from tests.support.gguf_values import vocabulary_keys
 from tests.support.mesh import Setup, mesh
@@ -82,6 +83,19 @@ def test_a_model_is_cut_where_no_layers_of_zeros_are_computed(uneven: LocalModel
 def test_a_model_is_cut_anywhere_if_so_many_nodes_are_asked_for(uneven: LocalModel):
     every = tuple(LayerRange(layer, layer + 1) for layer in range(6))
     assert split(uneven, replace(OPTIONS, nodes=6)) == every
+
+
+def test_many_readers_work_is_shared_by_numbers_and_a_lone_ones_by_bytes(
+    tmp_path: Path, monkeypatch
+):
+    model = LocalModel(build(tmp_path / "m.gguf", TinyModel(layers=8)), "m")
+    many, info = replace(OPTIONS, optimise=Optimise.THROUGHPUT), describe(read_index(model.path))
+    by_numbers, by_bytes = split(model, many), split(model, OPTIONS)
+    wide_output = replace(info, output_bytes=100 * info.output_bytes)
+    wide_layer = replace(wide_output, layer_bytes=(10**9, *info.layer_bytes[1:]))
+    monkeypatch.setattr(local, "describe", lambda _: wide_layer)
+    assert split(model, many) == by_numbers
+    assert split(model, OPTIONS) == (LayerRange(0, 1), LayerRange(1, 8)) != by_bytes
 
 
 def test_a_plan_is_made_for_the_models_own_context_at_most(uneven: LocalModel):

@@ -8,19 +8,29 @@ import httpx
 import pytest
 
 from meshnet.cli import speed
+from meshnet.cli.cluster import StateFolder
+from meshnet.cli.clusterplan import cluster_of
+from meshnet.cli.joining import identity_for
 from meshnet.cli.measuring import Computing, Measuring
 from meshnet.cli.options import NodeOptions
 from meshnet.cli.settings import Settings
 from meshnet.cli.slices import LocalSlices
-from meshnet.cli.speed import rehearse
-from meshnet.domain.errors import ModelUnsupportedError, NodeNotReadyError, ResourceExhaustedError
+from meshnet.cli.speed import Rehearsed, rehearse
+from meshnet.domain.errors import (
+    InvalidArgumentError,
+    ModelUnsupportedError,
+    NodeNotReadyError,
+    ResourceExhaustedError,
+)
 from meshnet.domain.ids import Address, Digest, NodeId
 from meshnet.model.cache import SliceCache
 from meshnet.model.gguf import read_index
 from meshnet.tracker.client import TrackerClient
-from meshnet.tracker.measurements import MAX_PROBE_BYTES, LinkReport, Neighbour
+from meshnet.tracker.forecast import Link as PlannedLink
+from meshnet.tracker.measurements import MAX_PROBE_BYTES, LinkReport, Neighbour, SpeedReport
 from meshnet.tracker.messages import HeartbeatRequest
 from meshnet.tracker.pace import BURST
+from meshnet.tracker.speeds import Speed
 from meshnet.transport.certificates import Role
 from meshnet.transport.options import GrpcOptions
 from meshnet.transport.relay import RelayLimits
@@ -34,6 +44,7 @@ from tests.support.tiny_gguf import TinyModel, build
 from tests.support.trackers import DIGEST, MACHINE
 
 OPTIONS = NodeOptions(1, threads=1, context_length=64, sessions=1)
+SPEED = Speed(1e9, 2e9, 1e-4, 0.8, 1e8, 1e-3, 1e-3, 2e-3)
 RELAY_RATE = 300_000.0
 WITHIN_SECONDS = 30.0
 
@@ -158,3 +169,83 @@ async def test_before_it_is_heard_of_a_machine_is_measured_with_the_models_that_
     assert status.machine is not None
     assert status.machine.speeds == measuring.speeds
     assert tracker.service.observed.speeds(own.node_id) == ((DIGEST, report.speed()),)
+
+
+async def test_a_machine_that_starts_before_the_tracker_is_measured_once_it_is_there(
+    tracker, settings, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("meshnet.cli.measuring.AGAIN_SECONDS", 0.05)
+    model = build(tmp_path / "tiny.gguf", TinyModel(layers=5))
+    own = await tracker.join()
+    slices = LocalSlices({DIGEST: model}, SliceCache(settings.cache))
+    measuring = Measuring(tracker.address, own, Computing(settings, OPTIONS, slices))
+    async with TrackerClient(Address("127.0.0.1:1"), own) as nobody:
+        await measuring.begin(nobody)
+    known = measuring.speeds
+    assert known == ()
+    running = asyncio.create_task(measuring.run())
+    try:
+        async with asyncio.timeout(WITHIN_SECONDS):
+            while not known:
+                await asyncio.sleep(0.02)
+                known = measuring.speeds
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert [each.model for each in known] == [DIGEST]
+
+
+async def test_a_cache_folder_that_cant_be_made_is_told_by_its_field(settings, tmp_path):
+    index = read_index(build(tmp_path / "tiny.gguf", TinyModel(layers=5)))
+    settings.cache.touch()
+    with pytest.raises(InvalidArgumentError, match="can't be written"):
+        await rehearse(settings, index, Digest("sha256:" + "1" * 64), OPTIONS)
+
+
+async def test_a_machine_that_was_disturbed_is_measured_again_when_idle_until_it_wasnt(
+    tracker, settings, tmp_path, monkeypatch
+):
+    made, good = list[bool](), asyncio.Event()
+
+    async def third_is_good(*_: object) -> Rehearsed:
+        made.append(len(made) == 2)
+        if made[-1]:
+            good.set()
+        return Rehearsed(SPEED, undisturbed=made[-1])
+
+    monkeypatch.setattr("meshnet.cli.measuring.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("meshnet.cli.measuring.rehearse", third_is_good)
+    model = build(tmp_path / "tiny.gguf", TinyModel(layers=5))
+    own = await tracker.join()
+    slices = LocalSlices({DIGEST: model}, SliceCache(settings.cache))
+    measuring = Measuring(tracker.address, own, Computing(settings, OPTIONS, slices))
+    async with TrackerClient(tracker.address, own) as client:
+        await measuring.begin(client)
+    measuring.idle = False
+    running = asyncio.create_task(measuring.run())
+    try:
+        await asyncio.sleep(0.3)
+        assert made == [False]
+        measuring.idle = True
+        async with asyncio.timeout(WITHIN_SECONDS):
+            await good.wait()
+        await asyncio.sleep(0.3)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert made == [False, False, True]
+
+
+async def test_a_plan_has_a_clusters_machines_as_fast_as_they_measured_themselves(
+    tracker, settings, tmp_path
+):
+    model = build(tmp_path / "m.gguf", TinyModel(layers=5))
+    state, token = StateFolder(settings.state), tracker.token().encode()
+    address, _, own = await identity_for(state, token, "desk")
+    machine = MACHINE.model_copy(update={"speeds": (SpeedReport.of(DIGEST, SPEED),)})
+    async with TrackerClient(address, own) as client:
+        await client.heartbeat(HeartbeatRequest(incarnation=1, machine=machine))
+    held = await cluster_of(str(model), settings, PlannedLink())
+    assert [(it.name, it.speed) for it in held.machines] == [("desk", SPEED)]
+    assert held.status is not None
+    assert held.status.digest == DIGEST

@@ -174,6 +174,14 @@ def test_one_fast_machine_that_holds_all_serves_alone_for_latency():
     assert found.hop_seconds == (0.0,)
 
 
+def test_machines_that_differ_only_in_what_a_placement_doesnt_count_leave_none_of_them_out():
+    kinds = [Speed(1.0, 1.0, chunk_bytes_per_second=rate) for rate in (3.0, 4.0)]
+    machines = [Machine("m", 10, 1.0, speed=speed) for speed in kinds for _ in range(2)]
+    found = place(shape_of([8, 8]), machines, uniform_links(4, 0.1), demand_of())
+    assert len(found.stages) == 2
+    assert found.optimal
+
+
 def test_for_throughput_the_tails_output_matrix_weighs_like_layers():
     machines = [Machine("a", 100, 1.0), Machine("b", 100, 1.0)]
     demand = demand_of(1, Objective.THROUGHPUT)
@@ -191,13 +199,13 @@ def test_cache_of_all_sessions_is_part_of_the_need():
 
 
 def test_a_model_that_fits_nowhere_says_what_it_needs_and_what_there_is():
-    machine = Machine("a", 1 << 30, 1.0)
-    with pytest.raises(ResourceExhaustedError, match=r"4\.80 GiB.*1 machines have 1\.00 GiB"):
+    machine, need = Machine("a", 1 << 30, 1.0), r"5\.40 GiB on one.* 614 MiB more for each further"
+    with pytest.raises(ResourceExhaustedError, match=need + r".*1 machines have 1\.00 GiB"):
         place(
             shape_of([1 << 30] * 4),
             [machine],
             uniform_links(1, 0),
-            Demand(1, 1, headroom=0.2, overhead_bytes=0),
+            Demand(1, 1, headroom=0.2, overhead_bytes=512 << 20),
         )
 
 

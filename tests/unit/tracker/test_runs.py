@@ -1,7 +1,13 @@
 import pytest
 
 from meshnet.domain.ids import NodeId
-from meshnet.tracker.measurements import LinkReport, RunReport, SpeedReport
+from meshnet.tracker.measurements import (
+    MOST_PREDICTED_SECONDS,
+    LinkReport,
+    RunReport,
+    SpeedReport,
+    Told,
+)
 from meshnet.tracker.observed import LINK_SECONDS
 from meshnet.tracker.runs import KEPT, LEAST_TOKENS, Runs, expected
 from meshnet.tracker.speeds import Speed
@@ -79,6 +85,16 @@ def test_a_prompt_that_was_cached_says_nothing_of_first_tokens():
     status = runs.status(MODEL)
     assert status is not None
     assert (status.first_seconds, status.predicted_first_seconds) == (0.0, 0.0)
+
+
+def test_a_machine_of_odd_figures_doesnt_spoil_what_is_told_of_the_cluster():
+    odd = Speed(1e-300, 1e-300, 9e8, 1.0, 1e-300, 9e8, 9e8, 9e8)
+    cluster, runs = cluster_of_two(odd), Runs()
+    runs.note(run(), cluster.state, cluster.observed)
+    status = runs.status(MODEL)
+    assert status is not None
+    assert status.predicted_token_seconds == MOST_PREDICTED_SECONDS
+    assert Told(predicted_seconds=float("nan")).predicted_seconds == MOST_PREDICTED_SECONDS
 
 
 @pytest.mark.parametrize(

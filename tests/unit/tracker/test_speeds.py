@@ -76,6 +76,25 @@ def test_a_prompts_chunks_are_computed_one_behind_the_other():
     assert three == pytest.approx(chunk + 3 * (chunk + 0.1))
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 50)), min_size=1, max_size=4),
+    st.integers(1, 9 * CHUNK_ROWS),
+    st.floats(0, 3),
+)
+def test_a_prompt_takes_what_its_chunks_take_one_by_one(sizes, tokens, latency):
+    parts = [Part(SPEED, layers, output) for layers, output in sizes]
+    hops = [Hop(latency, 300.0)] * len(parts)
+    done = [latency * len(parts) if len(parts) > 1 else 0.0] * len(parts)
+    for start in range(0, tokens, CHUNK_ROWS):
+        rows, arrives = min(CHUNK_ROWS, tokens - start), done[0]
+        for number, part in enumerate(parts):
+            takes = part.speed.prompt_seconds(rows, part.layer_bytes, part.output_bytes)
+            done[number] = max(done[number], arrives) + takes
+            arrives = done[number] + latency + rows * 4 / 300.0
+    back = latency if len(parts) > 1 else 0.0
+    assert first_token_seconds(parts, hops, 4, tokens) == pytest.approx(done[-1] + back)
+
+
 def test_opening_goes_around_once_and_rows_take_their_time_on_the_link():
     parts = (Part(SPEED, 0), Part(SPEED, 0))
     slow = (Hop(1.0, 4.0 * CHUNK_ROWS), Hop(2.0, 1e12))
