@@ -10,6 +10,7 @@ import logging
 import logging.handlers
 import os
 import re
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -91,6 +92,8 @@ class _Files(logging.handlers.RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """A full disk loses lines of the log, and nothing else."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 def _level(number: int) -> str:
@@ -105,8 +108,15 @@ def _part_of(name: str, process: str) -> str:
 
 
 def newest(state: Path, after: int, most: int) -> list[LogLine]:
-    """The newest ``most`` lines after a time, of all processes, in order. Blocks."""
+    """The newest ``most`` lines after a time, of all processes, in order. Blocks.
+
+    Lines that are written while it reads are left for the next time: it may have read the file of
+    another process before that wrote an earlier one.
+    """
+    began = time.time() * 1e6
     lines = [line for line in _lines(folder_of(state), after) if line.at > after]
+    ended = time.time() * 1e6
+    lines = [line for line in lines if not began < line.at <= ended]
     lines.sort(key=lambda line: line.at)
     return lines[-most:] if most else []
 
@@ -117,7 +127,7 @@ def chunk(state: Path, after: int) -> tuple[LogLine, ...]:
     kept: list[LogLine] = []
     size = 0
     for line in reversed(lines):
-        size += len(line.model_dump_json())
+        size += len(line.model_dump_json().encode())
         if size > MAX_CHUNK_BYTES or len(kept) == MAX_LINES - 1:
             break
         kept.append(line)

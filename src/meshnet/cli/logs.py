@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Final
 
 import typer
 
 from meshnet.cli import options as opt
 from meshnet.cli.cluster import StateFolder
+from meshnet.cli.clusterwide import machine_id
 from meshnet.cli.logfiles import newest, shown
 from meshnet.cli.output import print_json, print_line
 from meshnet.cli.runtime import run_async
 from meshnet.cli.settings import Settings
-from meshnet.domain.errors import InvalidArgumentError, NodeNotReadyError
-from meshnet.domain.ids import NodeId
-from meshnet.tracker import messages as msg
+from meshnet.domain.errors import NodeNotReadyError
 from meshnet.tracker.client import TrackerClient
 from meshnet.tracker.logmessages import MAX_LINES, LogLine
+from meshnet.tracker.messages import MachineState
 
 LOOK_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 15.0
@@ -62,7 +62,7 @@ async def _show(lines: AsyncIterator[LogLine], *, json: bool) -> None:
 
 async def _lines(
     state: StateFolder, machine: str | None, count: int, *, follow: bool
-) -> AsyncIterator[LogLine]:
+) -> AsyncGenerator[LogLine, None]:
     membership = state.membership()
     if machine is None or (membership is not None and machine == membership.name):
         source = _own(state, count, follow=follow)
@@ -72,9 +72,9 @@ async def _lines(
         yield line
 
 
-async def _own(state: StateFolder, count: int, *, follow: bool) -> AsyncIterator[LogLine]:
-    found = await asyncio.to_thread(newest, state.root, 0, count)
+async def _own(state: StateFolder, count: int, *, follow: bool) -> AsyncGenerator[LogLine, None]:
     last = int(time.time() * 1e6)
+    found = await asyncio.to_thread(newest, state.root, 0, count)
     while True:
         for line in found:
             yield line
@@ -87,10 +87,13 @@ async def _own(state: StateFolder, count: int, *, follow: bool) -> AsyncIterator
 
 async def _others(
     state: StateFolder, machine: str, count: int, *, follow: bool
-) -> AsyncIterator[LogLine]:
+) -> AsyncGenerator[LogLine, None]:
     address, identity = state.credentials()
     async with TrackerClient(address, identity) as client:
-        node_id = _named(await client.status(), machine)
+        machines = (await client.status()).machines
+        node_id = machine_id(machines, machine)
+        if any(it.node_id == node_id and it.state is MachineState.DOWN for it in machines):
+            raise NodeNotReadyError(f"{machine} isn't there: it sends no heartbeats")
         last = 0
         heard = (await client.logs(node_id, last)).chunks
         until = time.monotonic() + ANSWER_SECONDS
@@ -109,13 +112,3 @@ async def _others(
             last = reply.lines[-1].at if reply.lines else last
             if not follow:
                 return
-
-
-def _named(status: msg.StatusReply, machine: str) -> NodeId:
-    for it in status.machines:
-        if machine in (it.name, it.node_id):
-            if it.state is msg.MachineState.DOWN:
-                raise NodeNotReadyError(f"{machine} isn't there: it sends no heartbeats")
-            return NodeId(it.node_id)
-    names = ", ".join(it.name for it in status.machines) or "none"
-    raise InvalidArgumentError("machine", f"there is no machine {machine!r}; known: {names}")

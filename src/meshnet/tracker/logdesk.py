@@ -62,9 +62,9 @@ class LogDesk:
         if wanted is None:
             return
         wanted.chunks += 1
-        for line in chunk.lines:
-            if line.at > wanted.last:
-                wanted.lines.append(line)
+        # Two processes of a machine may have written a line each at the same time.
+        before = wanted.last
+        wanted.lines.extend(line for line in chunk.lines if line.at > before)
 
     def _forget(self, now: float) -> None:
         for node_id in [node for node, it in self._wanted.items() if it.until < now]:

@@ -11,7 +11,7 @@ import pytest
 from meshnet.cli import logfiles
 from meshnet.cli.logfiles import chunk, folder_of, log_to_files, newest, shown
 from meshnet.cli.output import print_error, print_note
-from meshnet.tracker.logmessages import MAX_LINES, MAX_TEXT
+from meshnet.tracker.logmessages import MAX_CHUNK_BYTES, MAX_LINES, MAX_TEXT, LogChunk
 
 LOGGER = logging.getLogger("meshnet.cli.machine")
 
@@ -47,6 +47,28 @@ def test_lines_are_in_order_and_name_their_part_of_the_process(tmp_path: Path) -
     assert newest(tmp_path, found[49].at, 10_000) == found[50:]
     assert newest(tmp_path, 0, 2) == found[50:]
     assert shown(found[50]).endswith("WARNING gateway: [req-1] failed (node_lost)")
+
+
+def test_a_line_that_comes_while_another_file_is_read_is_there_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = logfiles._Files(folder_of(tmp_path), "tracker")
+    read, written = Path.read_text, iter(("second", "third"))
+
+    def writes_meanwhile(path: Path, **options: str) -> str:
+        if path.name == "tracker.log":
+            for text in written:
+                record = logging.LogRecord("meshnet", logging.INFO, "", 0, text, (), None)
+                (LOGGER if text == "second" else tracker).handle(record)
+        return read(path, **options)
+
+    LOGGER.info("first")
+    monkeypatch.setattr(Path, "read_text", writes_meanwhile)
+    found = newest(tmp_path, 0, 10_000)
+    assert [line.text for line in found] == ["first"]
+    found = newest(tmp_path, found[-1].at, 10_000)
+    assert [line.text for line in found] == ["second", "third"]
+    tracker.close()
 
 
 def test_files_are_for_their_owner_alone_and_take_no_more_room_than_they_may(
@@ -102,6 +124,11 @@ def test_what_is_sent_fits_a_message_and_says_what_it_leaves_out(tmp_path: Path)
     for _ in range(MAX_LINES):
         LOGGER.info("z" * MAX_TEXT)
     assert sum(len(line.model_dump_json()) for line in chunk(tmp_path, 0)) <= 48 * 1024
+    for _ in range(MAX_LINES):
+        LOGGER.info("好" * MAX_TEXT)
+    message = LogChunk(lines=chunk(tmp_path, 0))
+    assert message.lines
+    assert len(message.model_dump_json().encode()) <= MAX_CHUNK_BYTES + 1024
 
 
 def test_without_a_place_for_them_the_process_goes_on(

@@ -40,6 +40,14 @@ def test_two_who_look_get_the_same_lines_each_once():
     assert times(desk, after=2) == times(desk, after=2) == [3]
 
 
+def test_lines_of_two_processes_at_the_same_time_are_both_there():
+    desk = LogDesk()
+    times(desk)
+    desk.take(NODE, lines(1, 2, 2))
+    desk.take(NODE, lines(2, 3, 3))
+    assert times(desk) == [1, 2, 2, 3, 3]
+
+
 def test_an_answer_without_lines_is_one():
     desk = LogDesk()
     before = desk.want(NODE, 0, 0.0).chunks
