@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -132,15 +131,11 @@ def _paired(places: Sequence[Address], known: PairingCode | None) -> JoinToken:
 
 
 def _token_at(places: Sequence[Address], code: PairingCode) -> JoinToken:
-    """The token, from the first of a tracker's addresses that answers."""
+    """The token, from the tracker that has these addresses."""
     got: list[JoinToken] = []
 
     async def ask() -> None:
-        for place in places[:-1]:
-            with contextlib.suppress(NodeUnreachableError):
-                got.append(await pair(place, code, CONTACT_SECONDS))
-                return
-        got.append(await pair(places[-1], code, CONTACT_SECONDS))
+        got.append(await pair(places, code, CONTACT_SECONDS))
 
     with waiting(f"pairing with {places[0]}"):
         run_async(ask())

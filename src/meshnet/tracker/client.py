@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -74,15 +76,20 @@ async def join(token: JoinToken, key_pem: bytes, name: str) -> tuple[msg.JoinRep
     return reply, authority
 
 
-async def pair(address: Address, code: PairingCode, contact_seconds: float = 10.0) -> JoinToken:
+async def pair(
+    places: Sequence[Address], code: PairingCode, contact_seconds: float = 10.0
+) -> JoinToken:
     """A token from a tracker that isn't known, by a short code that it shows to people.
 
+    Of the tracker's ``places`` it is the first that answers within ``contact_seconds``, and no
+    other one afterwards: whoever takes part in an exchange has made a guess at the code.
+
     What answers there is believed only if it has the same code, and if it has the authority whose
-    certificate it gave. Raises ``NodeUnreachableError`` if no tracker answers within
-    ``contact_seconds``, ``NodeNotReadyError`` if it is busy, and :class:`UnauthenticatedError`
-    with ``details["field"]``: ``proof`` when the codes differ, ``code`` when none is good.
+    certificate it gave. Raises ``NodeUnreachableError`` if no tracker answers in time,
+    ``NodeNotReadyError`` if it is busy, and :class:`UnauthenticatedError` with
+    ``details["field"]``: ``proof`` when the codes differ, ``code`` when none is good.
     """
-    authority = await authority_at(address, contact_seconds)
+    address, authority = await _answering(places, contact_seconds)
     fingerprint = fingerprint_of(authority)
     side = PairingSide.machine(code, fingerprint)
     context = joining_context(authority)
@@ -108,6 +115,15 @@ async def pair(address: Address, code: PairingCode, contact_seconds: float = 10.
     told = keys.unseal(bytes.fromhex(reply.sealed))
     made = _understood(msg.TokenReply, told, f"{address} answered {pm.PATH_PROVE}")
     return JoinToken(address, fingerprint, made.secret, made.expires_unix)
+
+
+async def _answering(places: Sequence[Address], seconds: float) -> tuple[Address, bytes]:
+    """The first place where a tracker answers, and the authority's certificate that it gives."""
+    for place in places[:-1]:
+        # The error of the last one tells of them all.
+        with contextlib.suppress(NodeUnreachableError):
+            return place, await authority_at(place, seconds)
+    return places[-1], await authority_at(places[-1], seconds)
 
 
 def fetch_manifest(url: str, context: ssl.SSLContext, stop: threading.Event) -> bytes:

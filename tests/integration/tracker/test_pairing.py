@@ -61,7 +61,7 @@ def stranger(tracker: LiveTracker) -> httpx.AsyncClient:
 
 
 async def test_the_code_gives_a_token_with_which_one_machine_joins(tracker, code):
-    token = await pair(tracker.address, code)
+    token = await pair([tracker.address], code)
     assert (token.address, token.fingerprint) == (tracker.address, tracker.authority.fingerprint)
     reply, authority = await join(token, new_key(), "desk")
     assert (reply.cluster, authority) == ("test", tracker.authority.certificate_pem)
@@ -73,10 +73,10 @@ async def test_the_code_gives_a_token_with_which_one_machine_joins(tracker, code
 async def test_a_wrong_code_is_told_and_the_fifth_ends_the_right_one(tracker, code):
     for tries in ("tries left: 4", "tries left: 3", "tries left: 2", "tries left: 1", "over"):
         with pytest.raises(UnauthenticatedError, match=tries) as caught:
-            await pair(tracker.address, WRONG)
+            await pair([tracker.address], WRONG)
         assert caught.value.details["field"] == "proof"
     with pytest.raises(UnauthenticatedError, match="token --pair") as caught:
-        await pair(tracker.address, code)
+        await pair([tracker.address], code)
     assert caught.value.details["field"] == "code"
     assert tracker.service.status().tokens == ()
 
@@ -85,7 +85,7 @@ async def test_an_admin_alone_makes_codes(tracker):
     async with TrackerClient(tracker.address, tracker.identity(Role.ADMIN)) as admin:
         made = await admin.new_code(pm.CodeRequest(seconds=60, uses=1))
         assert (made.seconds, made.uses) == (60, 1)
-        await pair(tracker.address, PairingCode.parse(made.code))
+        await pair([tracker.address], PairingCode.parse(made.code))
     async with TrackerClient(tracker.address, await tracker.join()) as node:
         with pytest.raises(UnauthenticatedError, match="admin"):
             await node.new_code(pm.CodeRequest())
@@ -103,7 +103,7 @@ async def test_what_was_sent_once_is_of_no_use_again(tracker, code, monkeypatch)
         return await ask(self, method, path, body)
 
     monkeypatch.setattr(client_module._Connection, "send", overheard)
-    await pair(tracker.address, code)
+    await pair([tracker.address], code)
     assert [path for path, _ in sent] == [pm.PATH_PAIR, pm.PATH_PROVE]
     async with stranger(tracker) as client:
         again = await client.post(pm.PATH_PROVE, content=sent[1][1])
@@ -127,7 +127,7 @@ async def test_bodies_are_bounded_and_refused_by_field(tracker, code):
         ):
             response = await client.post(path, json=body)
             assert (response.status_code, response.json()["field"]) == (400, field)
-    await pair(tracker.address, code)
+    await pair([tracker.address], code)
 
 
 async def test_every_beginning_takes_the_same_time(tracker, monkeypatch):
@@ -146,14 +146,21 @@ async def test_every_beginning_takes_the_same_time(tracker, monkeypatch):
             assert 0.2 <= time.monotonic() - began < 5.0
 
 
+async def test_a_tracker_is_found_at_the_first_place_where_it_answers(tracker, code):
+    with open_listener("127.0.0.1", 0) as listener:
+        nobody = Address(f"127.0.0.1:{listener.getsockname()[1]}")
+    places = (nobody, tracker.address, nobody)
+    assert (await pair(places, code)).address == tracker.address
+
+
 async def test_where_no_tracker_answers_is_said_in_time(tracker):
     listener = open_listener("127.0.0.1", 0)
     with listener:
         address = Address(f"127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(NodeUnreachableError, match=r"within 0\.2 s"):
-            await pair(address, WRONG, contact_seconds=0.2)
+            await pair([address], WRONG, contact_seconds=0.2)
     with pytest.raises(NodeUnreachableError):
-        await pair(address, WRONG)
+        await pair([address], WRONG)
 
 
 class Between:
@@ -198,10 +205,10 @@ async def test_who_passes_everything_on_under_another_certificate_gets_nothing(
 ):
     async with between.listening() as address:
         with pytest.raises(UnauthenticatedError, match="isn't the code") as caught:
-            await pair(address, code)
+            await pair([address], code)
     assert caught.value.details["field"] == "proof"
     assert tracker.service.status().tokens == ()
-    await pair(tracker.address, code)
+    await pair([tracker.address], code)
 
 
 async def test_who_gives_the_right_certificate_but_has_not_its_key_hears_nothing(
@@ -217,7 +224,7 @@ async def test_who_gives_the_right_certificate_but_has_not_its_key_hears_nothing
     between.answers[pm.PATH_PAIR] = hear
     async with between.listening() as address:
         with pytest.raises(NodeUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
-            await pair(address, code)
+            await pair([address], code)
     assert heard == []
 
 
@@ -237,7 +244,28 @@ async def test_who_claims_that_a_code_was_right_is_not_believed(tracker, code, b
     between.answers |= {pm.PATH_PAIR: guess, pm.PATH_PROVE: yes}
     async with between.listening() as address:
         with pytest.raises(UnauthenticatedError, match="doesn't have the code either"):
-            await pair(address, code)
+            await pair([address], code)
+
+
+async def test_who_breaks_off_after_a_guess_gets_no_second_one_at_another_place(
+    tracker, code, between, monkeypatch
+):
+    monkeypatch.setattr(client_module, "PAIR_SECONDS", 0.2)
+    guesses: list[bytes] = []
+
+    class Silence(Response):
+        async def __call__(self, scope, receive, send):
+            await asyncio.sleep(0.4)
+
+    def guess(body: bytes) -> Response:
+        guesses.append(body)
+        return Silence()
+
+    between.answers[pm.PATH_PAIR] = guess
+    async with between.listening() as address:
+        with pytest.raises(NodeUnreachableError, match=r"within 0\.2 s"):
+            await pair([address, address, tracker.address], code)
+    assert len(guesses) == 1
 
 
 @pytest.mark.parametrize(
@@ -253,7 +281,7 @@ async def test_an_answer_of_a_stranger_is_bounded(between, answer, problem):
     between.answers[pm.PATH_PAIR] = answer
     async with between.listening() as address:
         with pytest.raises(NodeNotReadyError, match=problem) as caught:
-            await pair(address, WRONG)
+            await pair([address], WRONG)
     assert "\x1b" not in caught.value.message
 
 
@@ -263,7 +291,7 @@ async def test_a_strangers_words_do_not_steer_the_terminal(between):
         for status, error in ((403, UnauthenticatedError), (400, InvalidArgumentError)):
             between.answers[pm.PATH_PAIR] = Response(told, status)
             with pytest.raises(error, match=r"\?\[2Jwiped"):
-                await pair(address, WRONG)
+                await pair([address], WRONG)
 
 
 async def test_a_stranger_that_answers_slowly_is_left_in_time(between, monkeypatch):
@@ -277,4 +305,4 @@ async def test_a_stranger_that_answers_slowly_is_left_in_time(between, monkeypat
     between.answers[pm.PATH_PAIR] = Slowly(b"{}")
     async with between.listening() as address:
         with pytest.raises(NodeUnreachableError, match=r"within 0\.2 s"):
-            await pair(address, WRONG)
+            await pair([address], WRONG)
