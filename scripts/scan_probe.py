@@ -300,7 +300,7 @@ async def authority_of(hosts: list[str], ports: dict[str, list[int]]) -> bytes:
 async def guessed(host: str, port: int) -> Answer:
     """A whole pairing exchange, with a code that isn't the one."""
     try:
-        await pair(Address(f"{host}:{port}"), PairingCode("000000"))
+        await pair([Address(f"{host}:{port}")], PairingCode("000000"))
         answer = "let in"
     except UnauthenticatedError:
         answer = REFUSED

@@ -69,7 +69,7 @@ class Cluster:
     async def up(self, *more: str | Path) -> AsyncIterator[Command]:
         listen = ("--listen", f"127.0.0.1:{self.port}", "--port", "0", "--name", "first")
         options = (*listen, *SERVING, "--memory", TWO_LAYERS, "--threads", "1")
-        async with command("up", self.model, *more, *options, env=self.env("first")) as started:
+        async with command("up", self.model, *options, *more, env=self.env("first")) as started:
             self.token = found(r"mesh1_\S+", await started.read_line(START_SECONDS))
             url = r"http://127\.0\.0\.1:\d+"
             self.url = found(url, await started.read_line(START_SECONDS))

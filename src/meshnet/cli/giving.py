@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import ssl
 import threading
-import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -17,6 +15,7 @@ from typing import Final
 
 import uvloop
 
+from meshnet.cli.renewing import ShownCertificate
 from meshnet.domain.errors import InvalidArgumentError, ModelNotFoundError
 from meshnet.domain.ids import Address, Digest
 from meshnet.domain.layers import LayerRange
@@ -29,15 +28,13 @@ from meshnet.tracker.face_slices import AT_ONCE, SLOWEST_BYTES, Given, SlicesFac
 from meshnet.transport.address import format_address
 from meshnet.transport.admission import RemovedNodes
 from meshnet.transport.identity_folder import IdentityFiles
-from meshnet.transport.tls import present, server_context
+from meshnet.transport.tls import server_context
 
-LOGGER: Final = logging.getLogger(__name__)
 CONNECTIONS: Final = 64
 NICENESS: Final = 10
 """A worker that computes on all cores goes before whoever gives its slices away."""
 SLOWEST_LIMIT: Final = AT_ONCE * SLOWEST_BYTES
 """Bytes a second, below which nobody would be given anything in time."""
-RENEWAL_CHECK_SECONDS: Final = 3600.0
 LOOK_SECONDS: Final = 0.1
 
 
@@ -122,13 +119,14 @@ async def giving(
     face = SlicesFace(shelf, RemovedNodes(identity.removed), bytes_per_second)
     with open_listener(host, 0) as listener, ThreadPoolExecutor(1, "meshnet-gives") as thread:
         given = Giving(Address(format_address(host, listener.getsockname()[1])), shelf, face)
+        certificate = ShownCertificate("whoever gives slices", identity, context)
         stopped = threading.Event()
 
         def serve() -> None:
             _yield_to_others()
             try:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    runner.run(_serve(face, listener, _Certificate(identity, context), stopped))
+                    runner.run(_serve(face, listener, context, certificate, stopped))
             finally:
                 given.over.set()
 
@@ -140,29 +138,14 @@ async def giving(
             await running
 
 
-class _Certificate:
-    """Keeps what a context shows up to date."""
-
-    def __init__(self, identity: IdentityFiles, context: ssl.SSLContext) -> None:
-        self.context = context
-        self._identity = identity
-        self._due_at = time.monotonic() + RENEWAL_CHECK_SECONDS
-
-    def renew(self) -> None:
-        """Show the certificate of now, if it is time to look."""
-        if time.monotonic() < self._due_at:
-            return
-        self._due_at = time.monotonic() + RENEWAL_CHECK_SECONDS
-        try:
-            present(self.context, self._identity.load())
-        except InvalidArgumentError as error:
-            LOGGER.warning("slices are given with the old certificate: %s", error.message)
-
-
 async def _serve(
-    face: SlicesFace, listener: socket.socket, certificate: _Certificate, stopped: threading.Event
+    face: SlicesFace,
+    listener: socket.socket,
+    context: ssl.SSLContext,
+    certificate: ShownCertificate,
+    stopped: threading.Event,
 ) -> None:
-    async with face_served(face, listener, certificate.context, CONNECTIONS):
+    async with face_served(face, listener, context, CONNECTIONS):
         # Another thread says when.
         while not stopped.is_set():
             await asyncio.sleep(LOOK_SECONDS)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 from meshnet.cli.output import print_note
+from meshnet.cli.renewing import ShownCertificate
 from meshnet.cli.runtime import alongside
 from meshnet.domain.errors import InvalidArgumentError, MeshnetError
 from meshnet.domain.ids import Address, NodeId
@@ -20,12 +19,11 @@ from meshnet.tracker.asking import MAX_RELAYED, RelayReply, RelayRequest
 from meshnet.transport.address import format_address, parse_address
 from meshnet.transport.relay import Relay
 from meshnet.transport.relay_client import RelayClient
-from meshnet.transport.tls import IdentitySource, present, server_context
+from meshnet.transport.tls import IdentitySource, server_context
 
 LOGGER: Final = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
 """How often the tracker is told who waits at the relay, and asked who may."""
-RENEWAL_CHECK_SECONDS: Final = 3600.0
 
 
 def relay_listener(stated: str | None, tracker: socket.socket) -> socket.socket:
@@ -70,7 +68,7 @@ async def relay_running(
     context = server_context(identity.load())
     relay = Relay(context)
     relay.start(listener)
-    looks = _Looks(relay, desk, identity, context)
+    looks = _Looks(relay, desk, ShownCertificate("the relay", identity, context))
     try:
         async with alongside(looks.run(), "who needs the relay"):
             yield
@@ -81,19 +79,16 @@ async def relay_running(
 class _Looks:
     """Keeps the relay to those that need it, and its certificate fresh."""
 
-    def __init__(
-        self, relay: Relay, desk: Desk, identity: IdentitySource, context: ssl.SSLContext
-    ) -> None:
+    def __init__(self, relay: Relay, desk: Desk, certificate: ShownCertificate) -> None:
         self._relay = relay
         self._desk = desk
-        self._identity = identity
-        self._context = context
-        self._renew_at = time.monotonic() + RENEWAL_CHECK_SECONDS
+        self._certificate = certificate
 
     async def run(self) -> None:
         """Go on until cancelled."""
         while True:
             await self._look()
+            self._certificate.renew()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> None:
@@ -107,12 +102,6 @@ class _Looks:
             gone = frozenset(carried) - frozenset(map(NodeId, reply.members))
             # Whoever came meanwhile wasn't asked about, and isn't gone.
             self._relay.admit(set(map(NodeId, reply.admitted)), self._relay.carrying - gone)
-        if time.monotonic() >= self._renew_at:
-            self._renew_at = time.monotonic() + RENEWAL_CHECK_SECONDS
-            try:
-                present(self._context, self._identity.load())
-            except InvalidArgumentError as error:
-                LOGGER.warning("the relay keeps its old certificate: %s", error.message)
 
 
 class RelayedWorker:

@@ -23,6 +23,8 @@ MAX_TOLD: Final = 1000
 MAX_RELAYED: Final = 3000
 """Machines that can wait at the relay and be told of."""
 MAX_HOPS: Final = 1000
+MAX_BODY_BYTES: Final = 2 << 20
+"""Of a question, which has less even if it tells as much as it may."""
 
 Nodes = Annotated[tuple[NodeIdText, ...], Field(max_length=MAX_TOLD)]
 Relayed = Annotated[tuple[NodeIdText, ...], Field(max_length=MAX_RELAYED)]

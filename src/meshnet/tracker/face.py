@@ -176,12 +176,12 @@ class _Routes:
 
     async def route(self, request: Request) -> Response:
         _peer(request, Role.GATEWAY)
-        body = await _read(request, asking.RouteRequest)
+        body = await _read(request, asking.RouteRequest, asking.MAX_BODY_BYTES)
         return _json(desk.answer_route(self._service, body))
 
     async def relay(self, request: Request) -> Response:
         _peer(request, Role.ADMIN)
-        body = await _read(request, asking.RelayRequest)
+        body = await _read(request, asking.RelayRequest, asking.MAX_BODY_BYTES)
         return _json(desk.answer_relay(self._service, body))
 
     async def receipts(self, request: Request) -> Response:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, MutableMapping
 from contextlib import asynccontextmanager
@@ -34,6 +35,7 @@ from meshnet.domain.layers import LayerRange
 from meshnet.tracker.face import PEER, status_of_error
 from meshnet.tracker.messages import Failure
 from meshnet.transport.certificates import PeerIdentity, Role
+from meshnet.transport.quota import Pace
 
 LOGGER: Final = logging.getLogger(__name__)
 MOST_BYTES: Final = 16 << 20
@@ -78,22 +80,6 @@ class Shelf(Protocol):
         """One of a model's files, as far as its header reaches."""
 
 
-class Throttle:
-    """Keeps what is given within a number of bytes a second."""
-
-    def __init__(self, bytes_per_second: int) -> None:
-        self._rate = bytes_per_second
-        self._free_at = 0.0
-
-    async def take(self, count: int) -> None:
-        """Wait until so many bytes may go."""
-        now = asyncio.get_running_loop().time()
-        start = max(now, self._free_at)
-        self._free_at = start + count / self._rate
-        if start > now:
-            await asyncio.sleep(start - now)
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Bytes ``[start, stop)`` of a file."""
@@ -119,7 +105,7 @@ class SlicesFace:
     def __init__(self, shelf: Shelf, removed: Container[str], bytes_per_second: int) -> None:
         """``removed``: the nodes that aren't answered any more."""
         self._shelf, self._removed = shelf, removed
-        self._throttle = Throttle(bytes_per_second)
+        self._pace = Pace(bytes_per_second, CHUNK, time.monotonic())
         self._places = asyncio.Semaphore(AT_ONCE)
         self._busy: Counter[NodeId] = Counter()
         self.given_bytes = 0
@@ -202,7 +188,7 @@ class SlicesFace:
             async with asyncio.timeout(STALL_SECONDS + length / SLOWEST_BYTES):
                 for offset in range(part.start, part.stop, CHUNK):
                     count = min(CHUNK, part.stop - offset)
-                    await self._throttle.take(count)
+                    await asyncio.sleep(self._pace.take(count, time.monotonic()))
                     chunk = await asyncio.to_thread(_read, file, count, offset)
                     if gone.done():
                         return

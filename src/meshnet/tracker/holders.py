@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -103,8 +103,9 @@ class Holders:
     state: ClusterState
     beats: Mapping[NodeId, msg.HeartbeatRequest]
     observed: Observed
-    unreachable: Collection[NodeId]
-    """Those that others can't reach, or over the relay alone."""
+    unreachable: Callable[[], Collection[NodeId]]
+    """Gives those that others can't reach, or over the relay alone; not asked at most heartbeats,
+    since it looks at all machines."""
 
     def tell(self, node_id: NodeId, told: Assignment, now: float) -> msg.AssignmentReply:
         """What a machine is told; whom to ask before it begins to fetch, and now and then later."""
@@ -127,7 +128,7 @@ class Holders:
         return (beats + zlib.crc32(node_id.encode())) % AGAIN == 0
 
     def _candidates(self, wanted: Wanted, told: Assignment, now: float) -> Iterator[Candidate]:
-        apart = {wanted.node_id, *self.unreachable}
+        apart = {wanted.node_id, *self.unreachable()}
         for node_id, beat in self.beats.items():
             address, member = beat.weights.address, self.state.members.get(node_id)
             if address is None or member is None or node_id in apart:

@@ -8,13 +8,13 @@ from meshnet.domain.errors import ResourceExhaustedError
 from meshnet.domain.ids import NodeId
 
 APART_SECONDS: Final = 0.1
-"""Between two heartbeats of a machine, in the mean."""
+"""Between two messages of a machine, in the mean."""
 BURST: Final = 10
 """So many may come at once, as after a pause of the network."""
 
 
 class Pace:
-    """Counts each machine's heartbeats. What it keeps of one is the time its burst is over."""
+    """Counts each machine's messages of a kind. What it keeps of one is when its burst is over."""
 
     def __init__(self) -> None:
         self._over_at: dict[NodeId, float] = {}
@@ -25,7 +25,7 @@ class Pace:
         # Half a one more, since sums of tenths aren't exact.
         if over_at - now > (BURST + 0.5) * APART_SECONDS:
             raise ResourceExhaustedError(
-                f"machine {node_id} sends more than a heartbeat each {APART_SECONDS:g} s; wait"
+                f"machine {node_id} sends this more than once each {APART_SECONDS:g} s; wait"
             )
         self._over_at[node_id] = over_at
 

@@ -280,8 +280,12 @@ class TrackerService:
         return about.told(now, self._wall())
 
     def _holders(self) -> Holders:
-        avoid = self.reach.relayed | self.reach.out_of_reach
-        return Holders(self._state, self._beats, self._observed, avoid)
+        return Holders(
+            self._state,
+            self._beats,
+            self._observed,
+            lambda: self.reach.relayed | self.reach.out_of_reach,
+        )
 
     def _route(self, digest: Digest, now: float) -> Route:
         """The best chain over nodes that can be reached, by the addresses at which they are."""

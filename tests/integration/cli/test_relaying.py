@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshnet.cli import relaying
+from meshnet.cli import relaying, renewing
 from meshnet.cli.cluster import StateFolder
 from meshnet.cli.reaching import addresses_tried
 from meshnet.cli.relaying import RelayedWorker, relay_address, relay_listener, relay_running
@@ -195,7 +195,7 @@ async def test_it_goes_on_looking_while_its_certificate_cannot_be_shown(
     async with running_cluster(tmp_path) as cluster:
         cluster.beat(nowhere())
         await until(lambda: cluster.is_way(msg.Way.NONE))
-    monkeypatch.setattr(relaying, "RENEWAL_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(renewing, "RENEWAL_CHECK_SECONDS", 0.0)
     async with running_cluster(tmp_path) as cluster:
         monkeypatch.setattr(tempfile, "TemporaryDirectory", full_at_first)
         await until(lambda: len(refused) == 3)

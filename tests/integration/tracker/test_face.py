@@ -16,10 +16,18 @@ from meshnet.domain.errors import (
 from meshnet.domain.ids import NodeId
 from meshnet.tracker import face_server
 from meshnet.tracker import messages as msg
-from meshnet.tracker.asking import RelayRequest, RouteRequest
+from meshnet.tracker.asking import (
+    MAX_RELAYED,
+    MAX_TOLD,
+    RelayReply,
+    RelayRequest,
+    RouteReply,
+    RouteRequest,
+)
 from meshnet.tracker.client import TrackerClient, join
 from meshnet.tracker.face_ready import PunctualProtocol
 from meshnet.tracker.logmessages import LogChunk, LogLine
+from meshnet.tracker.measurements import MAX_RUN_NODES, MAX_RUNS, RunReport
 from meshnet.transport.certificates import Authority, Role, new_key, public_key_of
 from meshnet.transport.jointoken import JoinToken, new_secret
 from meshnet.transport.tls import Identity, client_context, joining_context
@@ -179,6 +187,26 @@ async def test_a_gateway_gets_chains_and_whoever_runs_the_relay_who_may_wait(tra
         assert (await client.relay(relay)).members == (node.node_id,)
         with pytest.raises(UnauthenticatedError, match="role gateway"):
             await client.route(route)
+
+
+async def test_a_gateway_that_tells_as_much_as_it_may_is_heard(tracker):
+    nodes = tuple(f"{number:016x}" for number in range(MAX_RELAYED))
+    told = nodes[:MAX_TOLD]
+    run = RunReport(
+        model=DIGEST,
+        nodes=nodes[:MAX_RUN_NODES],
+        prompt_tokens=1,
+        tokens=1,
+        first_seconds=0.1,
+        rest_seconds=0.1,
+    )
+    async with (
+        TrackerClient(tracker.address, tracker.identity(Role.GATEWAY)) as gateway,
+        TrackerClient(tracker.address, tracker.identity(Role.ADMIN)) as admin,
+    ):
+        full = RouteRequest(took=told, worked=told, erred=told, runs=(run,) * MAX_RUNS)
+        assert await gateway.route(full) == RouteReply()
+        assert await admin.relay(RelayRequest(waiting=nodes, carried=nodes)) == RelayReply()
 
 
 async def test_lines_of_a_log_get_from_a_machine_to_who_wants_them(tracker):

@@ -105,7 +105,7 @@ def told(cluster: Cluster, beats, unreachable="", later: float = 0.0) -> str:
         cluster.observed.heard(node_id, said, cluster.now)
     avoid = {NodeId(letter * 16) for letter in unreachable}
     beats = {ASKS: cluster.machines[ASKS], **known}
-    holders = Holders(cluster.state, beats, cluster.observed, avoid)
+    holders = Holders(cluster.state, beats, cluster.observed, lambda: avoid)
     assignment = assignment_of(cluster.state, ASKS)
     assert assignment is not None
     reply = holders.tell(ASKS, assignment, cluster.now + later)
