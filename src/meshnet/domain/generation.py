@@ -55,7 +55,7 @@ class GenerationSpec:
         if not 0 <= self.generated < len(self.prompt):
             raise InvalidArgumentError(
                 "generated",
-                f"{self.generated} of {len(self.prompt)} prompt tokens can't be; a token that wasn't "
+                f"{self.generated} of {len(self.prompt)} prompt tokens can't be; one that wasn't "
                 "generated comes first",
             )
 
