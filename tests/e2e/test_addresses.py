@@ -12,6 +12,8 @@ from tests.support.commands import command, meshnet, until
 from tests.support.range_server import RangeServer, range_server
 from tests.support.unsplit import unsplit_tokens
 
+pytestmark = pytest.mark.slow
+
 END_SECONDS = 8.0
 """Less than a silent server is waited for."""
 GREEDY = ("--temperature", "0", "--raw", "--json", "--max-tokens", "12")

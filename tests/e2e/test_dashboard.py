@@ -148,10 +148,11 @@ async def test_a_machine_joins_by_the_pages_line_and_takes_over_from_one_that_is
         await expect(second.locator(".seg-name")).to_have_text(
             "second", timeout=MACHINE_MILLISECONDS
         )
+        await page.get_by_label("Temperature").fill("0")
         await page.get_by_label("Tokens, at most").fill("8")
         await page.get_by_label("Message").fill("hello")
         await page.get_by_label("Message").press("Enter")
-        await expect(page.locator(".turn-note")).to_contain_text("tokens")
+        await expect(page.locator(".turn-note")).to_contain_text("8 tokens")
         await expect(page.get_by_role("button", name="Use again first")).to_be_visible()
         watched.require_clean(url[0])
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.commands import command, meshnet, require_clean
 
+pytestmark = pytest.mark.slow
+
 ASK = {"model": "small", "prompt": "h", "max_tokens": 4, "temperature": 0}
 
 

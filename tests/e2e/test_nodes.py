@@ -11,9 +11,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.support.commands import Command, command, meshnet, require_clean, until
 from tests.support.tiny_gguf import TinyModel, build
 from tests.support.unsplit import unsplit_tokens
+
+pytestmark = pytest.mark.slow
 
 END_SECONDS = 2.0
 ASKED = ("hello there", "--temperature", "0", "--raw", "--max-tokens", "30", "--json")

@@ -13,6 +13,8 @@ from tests.support.commands import meshnet
 from tests.support.tiny_gguf import TinyModel, build
 from tests.support.unsplit import unsplit_tokens
 
+pytestmark = pytest.mark.slow
+
 ASKED = ("hello there", "--temperature", "0", "--raw", "--max-tokens", "20", "--json")
 SMALL = ("--ctx", "256", "--threads", "1")
 QUANTISED = ("--flash-attn", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")

@@ -53,6 +53,7 @@ async def test_the_end_of_the_context_is_a_finish_and_no_error(tiny, env):
     assert answer["prompt_tokens"] + answer["completion_tokens"] == 32
 
 
+@pytest.mark.slow
 async def test_a_prompt_longer_than_the_context_is_refused(tiny, env):
     ended = await meshnet("run", tiny, "x" * 40, *GREEDY, "--ctx", "32", env=env)
     assert (ended.status, ended.out) == (2, "")
@@ -69,6 +70,7 @@ async def in_generation(started: Command) -> None:
     started.workers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [in_start_up, in_generation], ids=["start-up", "generation"])
 @pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
 async def test_an_interrupt_ends_everything_at_once(tiny, env, when, how):
@@ -86,6 +88,7 @@ async def test_an_interrupt_ends_everything_at_once(tiny, env, when, how):
     assert ended.err == ""
 
 
+@pytest.mark.slow
 async def test_an_interrupt_during_prefill_ends_everything_at_once(tiny, env):
     prompt = b"h" * 7900
     async with command("run", tiny, "-", *GREEDY, "--ctx", "8000", env=env, stdin=prompt) as run:
@@ -97,6 +100,7 @@ async def test_an_interrupt_during_prefill_ends_everything_at_once(tiny, env):
     assert (ended.status, ended.err, ended.out) == (130, "", "")
 
 
+@pytest.mark.slow
 async def test_workers_are_gone_soon_after_their_command_was_killed(tiny, env):
     async with command("run", tiny, *LONG, env=env) as started:
         await in_generation(started)

@@ -6,12 +6,15 @@ import re
 import socket
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.collector import collector
 from meshnet.gateway.metrics import GATEWAY_METRICS
 from meshnet.node.metrics import ERRORS, NODE_METRICS
 from tests.support.commands import command, meshnet
+
+pytestmark = pytest.mark.slow
 
 GREEDY = ("--temperature", "0", "--raw", "--max-tokens", "6")
 ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0}

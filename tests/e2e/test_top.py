@@ -11,6 +11,8 @@ from tests.support.live_gateway import live_gateway
 from tests.support.scripted_machines import ScriptedMachines
 from tests.support.scripted_model import ScriptedModel
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_pipe_gets_the_state_of_now_and_the_end(env):
     async with live_gateway(ScriptedModel(), machines=ScriptedMachines()) as url:

@@ -246,6 +246,10 @@ class Mesh:
             if node.server is not None:
                 await node.server.stop(0.1)
             await node.shard.close()
+            # Then an engine may be freed: what its thread was doing is over.
+            thread = node.shard._parts.stepper._thread._thread
+            await asyncio.to_thread(thread.join, 5.0)
+            assert not thread.is_alive(), "the engine's thread goes on"
 
 
 @asynccontextmanager

@@ -171,6 +171,7 @@ def pinned(path: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 async def test_the_slice_of_a_shard_that_is_not_held_any_more_may_be_removed(
     tracker, settings, tmp_path
 ):

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import httpx
+import pytest
 
 from bench.crowd import Crowd
 from meshnet.domain.nodes import FlowControl
@@ -11,6 +12,8 @@ from meshnet.gateway.config import GatewayConfig
 from meshnet.gateway.fair import QueueBounds
 from tests.support.live_gateway import live_gateway
 from tests.support.mesh import Setup, mesh
+
+pytestmark = pytest.mark.slow
 
 CLIENTS = 64
 SECONDS = 2.5

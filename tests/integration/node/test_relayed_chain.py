@@ -31,6 +31,8 @@ from tests.support.identities import AUTHORITY, member
 from tests.support.mesh import LAYERS, PENALISED, Setup, alone, ask, prompt_of
 from tests.support.relays import RunningRelay, relay_running
 
+pytestmark = pytest.mark.slow
+
 WORKER = (sys.executable, "-m", "meshnet.cli.worker")
 CUTS = ((0, 2), (2, 4), (4, LAYERS))
 PROMPT, TOKENS = prompt_of(30), 20

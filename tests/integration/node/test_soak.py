@@ -9,6 +9,8 @@ from meshnet.domain.nodes import FlowControl
 from meshnet.engine.tokenizer import ByteTokenizer
 from tests.support.mesh import Setup, alone, mesh
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 4.0
 READERS = 60
 SETUP = Setup(

@@ -245,6 +245,7 @@ async def seconds_over(
     return time.perf_counter() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [8, 1])
 async def test_a_slow_links_way_leaves_the_critical_path(rows):
     async with mesh((3,), Setup(grpc=True)) as chain:

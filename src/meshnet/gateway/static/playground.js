@@ -88,7 +88,8 @@ async function stream(answer, began) {
   if (usage) {
     const time = (performance.now() - (first || began)) / 1000;
     const pace = usage.completion_tokens > 1 && time > 0 ? `, ${decimal((usage.completion_tokens - 1) / time)} a second` : "";
-    note(answer, `${plural(usage.completion_tokens, "token")}${pace}, the first after ${decimal((first - began) / 1000, 2)} s`);
+    const wait = first ? `the first after ${decimal((first - began) / 1000, 2)} s` : "no text";
+    note(answer, `${plural(usage.completion_tokens, "token")}${pace}, ${wait}`);
   }
   return said.textContent;
 }
