@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -24,9 +25,21 @@ app = typer.Typer(
 add_commands(app)
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"meshnet {version('meshnet')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _common(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
 ) -> None:
     level = logging.DEBUG if verbose else logging.WARNING
     shown = logging.StreamHandler(sys.stderr)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -35,3 +36,8 @@ def test_a_group_of_commands_and_a_wrong_name():
     wrong = runner.invoke(app, ["serv"])
     assert wrong.exit_code == 2
     assert "serve" in wrong.output
+
+
+def test_the_version_is_told():
+    told = CliRunner().invoke(app, ["--version"])
+    assert (told.exit_code, told.output) == (0, f"meshnet {version('meshnet')}\n")
