@@ -109,6 +109,7 @@ def test_what_cant_be_is_refused(
     require_refused(ended, said.format(**places))
 
 
+@pytest.mark.slow
 async def test_the_same_as_processes(tiny, broken, env):
     truncated, range_ = await asyncio.gather(
         meshnet("run", broken / "truncated.gguf", "hi", env=env),
@@ -118,6 +119,7 @@ async def test_the_same_as_processes(tiny, broken, env):
     require_refused(range_, "6 layers")
 
 
+@pytest.mark.slow
 async def test_a_port_in_use(tiny, env):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

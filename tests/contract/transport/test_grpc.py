@@ -72,6 +72,7 @@ async def test_a_silent_connection_is_noticed_at_both_ends(serve: Serve) -> None
     await relay.cut()
 
 
+@pytest.mark.slow
 async def test_a_quiet_connection_is_kept(serve: Serve) -> None:
     """Keep-alive pings with nothing going on must not look like abuse to the server."""
     options = GrpcOptions(keepalive_seconds=1.0, keepalive_timeout_seconds=0.3)

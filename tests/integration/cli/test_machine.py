@@ -75,6 +75,7 @@ async def until_state(tracker: LiveTracker, wanted: msg.MachineState) -> msg.Mac
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_it_holds_what_it_is_told_and_ends_when_it_is_removed(tracker, settings, tmp_path):
     model = build(tmp_path / "tiny.gguf", TinyModel(layers=2, seed=1))
     offered = offer(model, settings)

@@ -70,6 +70,7 @@ async def test_a_half_sent_body_starts_nothing() -> None:
     assert model.requests == []
 
 
+@pytest.mark.slow
 async def test_a_reader_that_takes_nothing_is_given_up() -> None:
     model = ScriptedModel(Script("x" * 50_000))
     async with connection(model, GatewayConfig(client_timeout_seconds=0.2)) as (_, writer):

@@ -92,6 +92,7 @@ async def test_grammars_and_formats_elsewhere(tmp_path: Path) -> None:
         assert plain.text.format.type == "json_schema"
 
 
+@pytest.mark.slow
 async def test_enforced_calls(tmp_path: Path) -> None:
     async with tiny_client(tmp_path) as client:
         second: Any = {"type": "function", "function": {"name": "second"}}

@@ -60,6 +60,7 @@ async def generated(chain: Mesh, spec: GenerationSpec) -> tuple[list[int], objec
     return tokens, reply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAMMARS)
 async def test_the_same_tokens_on_every_chain_with_guesses_and_without(name, tmp_path):
     model = tiny(tmp_path)

@@ -268,7 +268,7 @@ async def test_a_peer_that_says_nothing_holds_up_nobody(tracker):
     _, silent = await asyncio.open_connection("127.0.0.1", int(tracker.address.split(":")[1]))
     async with asyncio.timeout(2), TrackerClient(tracker.address, identity) as client:
         await client.status()
-    silent.close()
+    silent.transport.abort()
 
 
 async def stranger(tracker: LiveTracker) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -283,9 +283,9 @@ async def asked(tracker: LiveTracker) -> bytes:
         reader, writer = await stranger(tracker)
         writer.write(b"GET /authority HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = await reader.read()
-        writer.close()
     except OSError:
         return b""
+    writer.transport.abort()
     return answer
 
 
@@ -309,7 +309,7 @@ async def test_a_machine_that_does_not_finish_its_next_request_is_sent_away(trac
         writer.write(b"G")
         while await reader.read(1000):
             pass
-    writer.close()
+    writer.transport.abort()
 
 
 async def test_strangers_leave_connections_for_machines(tracker, monkeypatch):
@@ -320,10 +320,10 @@ async def test_strangers_leave_connections_for_machines(tracker, monkeypatch):
         assert not await asked(tracker)
         async with TrackerClient(tracker.address, identity) as client:
             await client.heartbeat(BEAT)
-        held[0][1].close()
+        held[0][1].transport.abort()
         while not await asked(tracker):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    held[1][1].close()
+    held[1][1].transport.abort()
 
 
 async def test_a_peer_that_asks_for_nothing_is_sent_away_in_the_end(tracker, monkeypatch):
@@ -334,4 +334,4 @@ async def test_a_peer_that_asks_for_nothing_is_sent_away_in_the_end(tracker, mon
     writer.write(b"GET /authority HTTP/1.1\r\nHost: x\r\n")
     async with asyncio.timeout(3):
         assert await reader.read() == b""
-    writer.close()
+    writer.transport.abort()

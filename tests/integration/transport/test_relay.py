@@ -147,13 +147,13 @@ async def test_strangers_get_nothing(node: Identity) -> None:
             context.load_verify_locations(cadata=AUTHORITY.certificate_pem.decode())
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
             assert await ended(reader) == b""
-            writer.close()
+            writer.transport.abort()
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff", b""):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(said)
             writer.write_eof()
             assert await ended(reader) == b""
-            writer.close()
+            writer.transport.abort()
         assert running.relay.waiting == frozenset()
         async with running.node(serving, node):
             with pytest.raises(ConnectionError):
@@ -170,10 +170,10 @@ async def test_a_hello_that_does_not_come_is_not_waited_for(node: Identity) -> N
             writer.write(b"\x16\x03\x01\x02\x00\x01")
         reader, writer = await asyncio.open_connection(host, port)
         assert await ended(reader, 0.25) == b""  # one too many is closed at once
-        writer.close()
+        writer.transport.abort()
         for reader, writer in slow:
             assert await ended(reader) == b""
-            writer.close()
+            writer.transport.abort()
         assert 0.3 <= time.monotonic() - began < 2.0
 
 
@@ -250,7 +250,7 @@ async def test_one_end_that_does_not_read_holds_the_other_back(node: Identity) -
         # Nothing passes, so it ends by itself.
         async with asyncio.timeout(5):
             await over.wait()
-        writer.close()
+        writer.transport.abort()
 
 
 async def test_connections_to_a_node_have_a_bound(node: Identity) -> None:
@@ -268,7 +268,7 @@ async def test_connections_to_a_node_have_a_bound(node: Identity) -> None:
         await asyncio.sleep(0.1)
         taken.append(await connect(running.address, node))
         for _, writer in taken:
-            writer.close()
+            writer.transport.abort()
 
 
 async def test_a_node_that_is_gone_is_not_waited_on(node: Identity) -> None:
@@ -285,7 +285,7 @@ async def test_a_node_that_fell_silent_is_not_waited_on(node: Identity) -> None:
         _, writer = await asyncio.open_connection(host, port, ssl=client_context(node))
         await until(lambda: node.node_id in running.relay.waiting)
         await until(lambda: not running.relay.waiting, 2.0)
-        writer.close()
+        writer.transport.abort()
 
 
 async def test_a_node_that_answers_is_waited_on_for_long(node: Identity) -> None:
@@ -299,7 +299,7 @@ async def test_a_node_that_answers_is_waited_on_for_long(node: Identity) -> None
         reader, writer = await connect(running.address, node)
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"hello"
-        writer.close()
+        writer.transport.abort()
 
 
 async def test_a_node_whose_worker_is_gone_is_not_connected(node: Identity) -> None:
@@ -327,7 +327,7 @@ async def test_what_is_given_up_takes_no_more_and_lets_what_runs_end(node: Ident
             await connect(running.address, node)
         running.relay.admit((), ())  # the node was removed
         assert await ended(reader) == b""
-        writer.close()
+        writer.transport.abort()
 
 
 async def test_a_node_comes_back_to_a_relay_that_was_started_again(node: Identity) -> None:
