@@ -3,24 +3,22 @@
 import asyncio
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from meshnet.domain.errors import MeshnetError, NodeLostError, NodeUnreachableError
-from meshnet.domain.generation import FinishReason, GeneratedToken, Speculation
-from meshnet.domain.layers import LayerRange
+from meshnet.domain.generation import FinishReason, Speculation
 from meshnet.domain.sampling import SamplingParams
 from meshnet.engine import fixture
 from meshnet.gateway.app import create_app
 from meshnet.gateway.config import GatewayConfig
 from meshnet.node.head import HeadSession
 from meshnet.session.generate import ChainModel
-from meshnet.session.recovery import NO_RECOVERY, RecoveryPolicy
-from meshnet.session.service import GenerationSummary, Opened, Recovered, TextDelta, TextRequest
-from tests.support.dying import CUTS, QUICK, Dying, dying
+from meshnet.session.service import Opened, Recovered, TextRequest
+from tests.support.dying import CUTS, QUICK, dying
 from tests.support.mesh import GREEDY, PENALISED, Mesh, Setup, mesh, prompt_of, until
+from tests.support.reading import read, undisturbed
 
 NODES = range(len(CUTS) + 1)
 PLACES = pytest.mark.parametrize("place", NODES, ids=["head", "middle", "tail"])
@@ -43,40 +41,6 @@ SAMPLINGS = {
     "penalised": replace(PENALISED, logprobs=True),
     "biased": BIASED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """What a reader gets."""
-
-    text: str
-    tokens: tuple[GeneratedToken, ...]
-    finish: FinishReason
-    usage: tuple[int, int, int]
-    stop_string: str | None
-
-
-async def read(model: ChainModel, request: TextRequest) -> tuple[Stream, GenerationSummary]:
-    text: list[str] = []
-    tokens: list[GeneratedToken] = []
-    summary: GenerationSummary | None = None
-    async for event in model.generate(request):
-        if isinstance(event, TextDelta):
-            text.append(event.text)
-            tokens += event.tokens
-        else:
-            summary = event
-    assert summary is not None
-    usage = (summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens)
-    told = Stream("".join(text), tuple(tokens), summary.finish_reason, usage, summary.stop_string)
-    return told, summary
-
-
-async def undisturbed(nodes: Dying, request: TextRequest) -> Stream:
-    nodes.begin()
-    told, summary = await read(nodes.model, request)
-    assert summary.pauses == ()
-    return told
 
 
 @pytest.mark.parametrize(
@@ -307,110 +271,6 @@ async def test_how_long_an_answer_took_is_told_of_chains_that_lived():
         assert timed == []
         await undisturbed(nodes, request)
         assert timed == [["node-1", "node-2", "node-3"]]
-
-
-async def test_without_another_chain_the_loss_is_told_with_what_was_tried():
-    policy = RecoveryPolicy(0.3, 0.001, 0.02)
-    async with dying(policy=policy) as nodes:
-        nodes.begin()
-        nodes.doom.kill(1, 6)
-        nodes.routes.avoided.add("node-5")
-        began = time.perf_counter()
-        with pytest.raises(NodeLostError) as caught:
-            await read(nodes.model, TextRequest(PROMPT, GREEDY, 10))
-        assert 0.25 < time.perf_counter() - began < 1.5
-        assert caught.value.details["node"] == "node-2"
-        assert "lost node node-2" in caught.value.message
-        assert "no node is ready with all layers" in caught.value.message
-        assert nodes.routes.asked > 5
-        await nodes.mesh.idle()
-
-
-async def test_the_deadline_ends_the_wait_as_well():
-    async with dying(policy=RecoveryPolicy(30.0)) as nodes:
-        nodes.begin()
-        nodes.doom.kill(2, 6)
-        nodes.routes.avoided.add("node-6")
-        began = time.perf_counter()
-        with pytest.raises(NodeLostError, match="node-3"):
-            await read(nodes.model, TextRequest(PROMPT, GREEDY, 10, timeout_seconds=0.5))
-        assert time.perf_counter() - began < 1.5
-
-
-async def test_switched_off_the_loss_is_told_at_once():
-    async with dying(policy=NO_RECOVERY) as nodes:
-        nodes.begin()
-        nodes.doom.kill(1, 6)
-        with pytest.raises(NodeLostError, match="node-2") as caught:
-            await read(nodes.model, TextRequest(PROMPT, GREEDY, 10))
-        assert "tried" not in caught.value.message
-
-
-@pytest.mark.parametrize("how", ["closed", "cancelled"])
-async def test_who_leaves_while_a_chain_is_looked_for_leaves_at_once(how):
-    async with dying(policy=RecoveryPolicy(30.0)) as nodes:
-        nodes.begin()
-        nodes.doom.kill(1, 6)
-        nodes.routes.avoided.add("node-5")
-        events = nodes.model.generate(TextRequest(PROMPT, GREEDY, 50))
-
-        async def all_of_it() -> None:
-            async for _ in events:
-                pass
-
-        reading = asyncio.create_task(all_of_it())
-        await until(lambda: nodes.routes.asked >= 4)
-        began = time.perf_counter()
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        if how == "closed":
-            await events.aclose()
-        assert time.perf_counter() - began < 0.2
-        asked = nodes.routes.asked
-        await asyncio.sleep(0.1)
-        assert nodes.routes.asked == asked
-        await nodes.mesh.idle()
-
-
-@pytest.mark.parametrize(
-    ("changed", "word"),
-    [({"chunk_tokens": 16}, "recipe digests differ"), ({"context_length": 128}, "128 tokens")],
-    ids=["recipe", "context"],
-)
-async def test_a_chain_of_another_recipe_or_with_less_room_is_never_gone_on_with(changed, word):
-    class Mixed(Mesh):
-        """The twins differ."""
-
-        async def add(self, layers: LayerRange):
-            if len(self.nodes) == 3:
-                self.setup = replace(self.setup, **changed)
-            return await super().add(layers)
-
-    async with dying(Mixed(Setup()), policy=RecoveryPolicy(0.3, 0.01, 0.05)) as nodes:
-        nodes.begin()
-        nodes.doom.kill(0, 6)
-
-        def only_twins_from_now_on(_: Opened) -> None:
-            nodes.routes.avoided.update(("node-2", "node-3"))
-
-        request = TextRequest(PROMPT, GREEDY, 10, on_open=only_twins_from_now_on)
-        with pytest.raises(NodeLostError, match="node-1") as caught:
-            await read(nodes.model, request)
-        assert caught.value.details["node"] == "node-1"
-        assert word in caught.value.message
-        assert all(it.node in ("node-1", "node-2", "node-3") for it in nodes.doom.ran)
-
-
-async def test_a_generation_that_hasnt_begun_is_refused_as_ever():
-    async with dying(policy=RecoveryPolicy(30.0)) as nodes:
-        nodes.begin()
-        await nodes.mesh.lose(1)
-        nodes.doom.dead.append(1)
-        nodes.routes.avoided.add("node-5")
-        with pytest.raises(MeshnetError) as caught:
-            await asyncio.wait_for(read(nodes.model, TextRequest(PROMPT, GREEDY, 10)), 1.0)
-        assert isinstance(caught.value, NodeUnreachableError)
 
 
 @PLACES

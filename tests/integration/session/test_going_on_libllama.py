@@ -13,10 +13,10 @@ from meshnet.domain.sampling import SamplingParams
 from meshnet.engine.llamacpp.vocabulary import Vocabulary
 from meshnet.session.recovery import RecoveryPolicy
 from meshnet.session.service import TextRequest
-from tests.integration.session.test_going_on import read, undisturbed
 from tests.support.dying import Dying, dying
 from tests.support.llama_mesh import LlamaMesh
 from tests.support.mesh import LAYERS
+from tests.support.reading import read, undisturbed
 from tests.support.tiny_gguf import TinyModel, build
 
 PATIENT = RecoveryPolicy(10.0, 0.001, 0.01)
