@@ -46,7 +46,7 @@ def answer_route(service: TrackerService, request: RouteRequest) -> RouteReply:
 
 def answer_relay(service: TrackerService, request: RelayRequest) -> RelayReply:
     """Take in who waits at the relay, and say who may."""
-    service.reach.wait_at_relay(_ids(request.waiting))
+    service.reach.wait_at_relay(_ids(request.waiting), service.now)
     members = service.state.members.keys()
     return RelayReply(
         admitted=tuple(sorted(service.reach.relayed))[:MAX_RELAYED],

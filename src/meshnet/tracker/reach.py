@@ -18,6 +18,9 @@ CHECK_SECONDS = 30.0
 """Between two looks at an address, a fifth more or less by node."""
 DOUBT_SECONDS = 3.0
 """After a look that failed at an address that had answered before."""
+PATIENCE_SECONDS = 5.0
+"""So long a node counts as waiting at the relay after its last connection there was taken: it makes
+new ones at once, which takes a moment on a busy machine."""
 DOUBTS = 2
 """Failures in a row that it takes then: the node may just be busy, or have died."""
 
@@ -55,6 +58,8 @@ class Reach:
         self._relay = relay
         self._places: dict[NodeId, Place] = {}
         self._waiting = frozenset(waiting)
+        self._waited: dict[NodeId, float] = {}
+        """When each of those was last seen waiting."""
         self._told_before = set(waiting)
 
     def stated(self, node_id: NodeId, address: Address | None, now: float) -> None:
@@ -87,9 +92,11 @@ class Reach:
             apart = zlib.crc32(node_id.encode()) / 2**32
             self._places[node_id] = looked(place, answered=answered, now=now, apart=apart)
 
-    def wait_at_relay(self, nodes: Collection[NodeId]) -> None:
+    def wait_at_relay(self, nodes: Collection[NodeId], now: float) -> None:
         """These nodes, and no others, have connections waiting at the relay now."""
-        self._waiting = frozenset(nodes)
+        seen = dict.fromkeys(self._waiting, now) | self._waited | dict.fromkeys(nodes, now)
+        self._waited = {node: at for node, at in seen.items() if now - at < PATIENCE_SECONDS}
+        self._waiting = frozenset(self._waited)
 
     @property
     def relayed(self) -> set[NodeId]:

@@ -4,7 +4,14 @@ import pytest
 
 from meshnet.domain.ids import Address, NodeId
 from meshnet.tracker.messages import Way
-from meshnet.tracker.reach import CHECK_SECONDS, DOUBT_SECONDS, Place, Reach, looked
+from meshnet.tracker.reach import (
+    CHECK_SECONDS,
+    DOUBT_SECONDS,
+    PATIENCE_SECONDS,
+    Place,
+    Reach,
+    looked,
+)
 
 NODE, OWN, RELAY = NodeId("aa"), Address("10.0.0.2:7000"), Address("10.0.0.1:7701")
 
@@ -36,15 +43,35 @@ def test_one_that_does_not_goes_over_the_relay_once_it_waits_there(reach):
     assert reach.relayed == {NODE}
     assert (reach.way(NODE), reach.relay_of(NODE)) == (Way.NONE, RELAY)
     assert reach.out_of_reach == {NODE}
-    reach.wait_at_relay({NODE})
+    reach.wait_at_relay({NODE}, 0.0)
     assert reach.way(NODE) is Way.RELAYED
     assert reach.address(NODE, OWN) == RELAY
     assert not reach.out_of_reach
 
 
+def test_one_whose_connections_are_all_taken_has_a_moment_to_make_new_ones(reach):
+    look(reach, 0.0, answered=False)
+    reach.wait_at_relay({NODE}, 10.0)
+    reach.wait_at_relay((), 10.5)
+    assert reach.way(NODE) is Way.RELAYED
+    reach.wait_at_relay((), 10.0 + PATIENCE_SECONDS)
+    assert reach.way(NODE) is Way.NONE
+    reach.wait_at_relay({NODE}, 30.0)
+    assert reach.way(NODE) is Way.RELAYED
+
+
+def test_one_that_waited_before_the_tracker_was_started_again_has_it_too():
+    reach = Reach(RELAY, waiting={NODE})
+    reach.stated(NODE, OWN, 0.0)
+    reach.wait_at_relay((), 1.0)
+    assert reach.way(NODE) is Way.RELAYED
+    reach.wait_at_relay((), 1.0 + PATIENCE_SECONDS)
+    assert reach.way(NODE) is Way.NONE
+
+
 def test_the_relay_is_given_up_as_soon_as_the_address_works_again(reach):
     look(reach, 0.0, answered=False)
-    reach.wait_at_relay({NODE})
+    reach.wait_at_relay({NODE}, 0.0)
     look(reach, 2 * CHECK_SECONDS, answered=True)
     assert reach.way(NODE) is Way.DIRECT
     assert (reach.relayed, reach.relay_of(NODE)) == (frozenset(), None)

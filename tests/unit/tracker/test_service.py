@@ -232,7 +232,7 @@ def test_routes_name_the_relay_for_machines_that_others_cannot_reach(cluster, se
     cluster.settle(one, other)
     with pytest.raises(NodeNotReadyError, match="no node is ready"):
         cluster.service.route(DIGEST)  # it doesn't wait at the relay yet
-    reach.wait_at_relay({other})
+    reach.wait_at_relay({other}, cluster.service.now)
     route = cluster.service.route(DIGEST)
     assert {hop.node_id: hop.address for hop in route.hops} == {one: f"{one}:7000", other: relay}
     ways = {it.node_id: it.way for it in cluster.service.status().machines}
