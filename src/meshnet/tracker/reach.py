@@ -21,6 +21,7 @@ DOUBT_SECONDS = 3.0
 PATIENCE_SECONDS = 5.0
 """So long a node counts as waiting at the relay after its last connection there was taken: it makes
 new ones at once, which takes a moment on a busy machine."""
+_DOUBLINGS = 4
 DOUBTS = 2
 """Failures in a row that it takes then: the node may just be busy, or have died."""
 
@@ -38,14 +39,21 @@ class Place:
     """In a row."""
 
 
-def looked(place: Place, *, answered: bool, now: float, apart: float = 0.5) -> Place:
-    """What is known after another look. ``apart``, 0 to 1, keeps nodes from falling into step."""
+def looked(
+    place: Place, *, answered: bool, now: float, apart: float = 0.5, relayed: bool = True
+) -> Place:
+    """What is known after another look. ``apart``, 0 to 1, keeps nodes from falling into step.
+
+    One without another way, not ``relayed``, is looked at again sooner, at first.
+    """
     later = now + CHECK_SECONDS * (0.8 + 0.4 * apart)
     if answered:
         return Place(place.address, later, answers=True)
     failures = place.failures + 1
     if place.answers and failures < DOUBTS:
         return Place(place.address, now + DOUBT_SECONDS, answers=True, failures=failures)
+    if not relayed:
+        later = min(later, now + DOUBT_SECONDS * 2.0 ** min(failures, _DOUBLINGS))
     return Place(place.address, later, answers=False, failures=failures)
 
 
@@ -90,7 +98,13 @@ class Reach:
         place = self._places.get(node_id)
         if place is not None and place.address == address:
             apart = zlib.crc32(node_id.encode()) / 2**32
-            self._places[node_id] = looked(place, answered=answered, now=now, apart=apart)
+            self._places[node_id] = looked(
+                place,
+                answered=answered,
+                now=now,
+                apart=apart,
+                relayed=node_id in self._waiting,
+            )
 
     def wait_at_relay(self, nodes: Collection[NodeId], now: float) -> None:
         """These nodes, and no others, have connections waiting at the relay now."""

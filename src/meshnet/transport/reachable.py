@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 
 from meshnet.domain.errors import InvalidArgumentError
@@ -10,6 +11,8 @@ from meshnet.domain.ids import Address, NodeId
 from meshnet.transport.address import parse_address
 from meshnet.transport.certificates import host_name_of
 from meshnet.transport.tls import Identity, present
+
+LOGGER = logging.getLogger(__name__)
 
 
 async def answers(
@@ -29,7 +32,13 @@ async def answers(
         name = host_name_of(node_id)
         async with asyncio.timeout(timeout_seconds):
             _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
-    except (OSError, InvalidArgumentError):
+    except (OSError, InvalidArgumentError) as error:
+        LOGGER.info(
+            "node %s doesn't answer at %s: %s",
+            node_id,
+            address,
+            str(error) or f"nothing within {timeout_seconds:g} s",
+        )
         return False
     writer.transport.abort()
     return True

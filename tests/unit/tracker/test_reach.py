@@ -88,6 +88,29 @@ def test_an_address_that_worked_is_given_up_only_when_it_fails_again_soon(reach)
     assert reach.way(NODE) is Way.NONE
 
 
+def next_look(reach: Reach, after: float) -> float:
+    """When it is due again, to half a second."""
+    return next(at for at in (after + step / 2 for step in range(200)) if reach.due(at))
+
+
+def test_one_that_nobody_can_reach_is_looked_at_again_soon_and_then_less_often(reach):
+    at, times = next_look(reach, 0.0), []
+    for _ in range(5):
+        reach.looked(NODE, OWN, answered=False, now=at)
+        times.append(next_look(reach, at) - at)
+        at += times[-1]
+    assert times[:3] == [2 * DOUBT_SECONDS, 4 * DOUBT_SECONDS, 8 * DOUBT_SECONDS]
+    assert times[3] == times[4] > 0.8 * CHECK_SECONDS
+    reach.looked(NODE, OWN, answered=True, now=at)
+    assert reach.way(NODE) is Way.DIRECT
+
+
+def test_one_that_waits_at_the_relay_is_looked_at_as_often_as_ever(reach):
+    reach.wait_at_relay({NODE}, 0.0)
+    look(reach, 0.0, answered=False)
+    assert next_look(reach, 0.0) > 0.8 * CHECK_SECONDS
+
+
 def test_another_address_is_tried_at_once_and_what_was_said_of_the_old_one_is_nothing(reach):
     look(reach, 0.0, answered=False)
     other = Address("10.0.0.2:7001")
