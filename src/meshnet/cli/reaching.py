@@ -18,8 +18,9 @@ from meshnet.transport.tls import IdentitySource
 LOGGER: Final = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.2
 """How often it is asked which addresses are to be tried."""
-ANSWER_SECONDS: Final = 3.0
-"""How long a machine may take to prove that it is where it says."""
+ANSWER_SECONDS: Final = 8.0
+"""How long a machine may take to prove that it is where it says: a busy one takes seconds. Looks at
+others don't wait for it."""
 
 
 @asynccontextmanager
