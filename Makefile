@@ -10,7 +10,7 @@ JOBS   ?= 2
 PROMPT ?= Explain in two sentences why the sky is blue.
 
 .DEFAULT_GOAL := help
-# Tests start some hundred processes: compiled once, each is there a second sooner.
+# Tests start some hundred processes; compiled once, each of them begins sooner.
 unexport PYTHONDONTWRITEBYTECODE
 # What the default tests leave out: downloads, minutes, and programs that aren't everywhere.
 SPECIAL := model or slow or native or browser or postgres

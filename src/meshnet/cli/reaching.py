@@ -12,7 +12,7 @@ from meshnet.cli.runtime import alongside
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import Address, NodeId
 from meshnet.tracker.service import TrackerService
-from meshnet.transport.reachable import answers
+from meshnet.transport.reachable import trouble
 from meshnet.transport.tls import IdentitySource
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -55,9 +55,15 @@ class _Tries:
     async def _try(self, node_id: NodeId, address: Address) -> None:
         try:
             identity = self._identity.load()
-            answered = await answers(address, node_id, identity, ANSWER_SECONDS)
+            problem = await trouble(address, node_id, identity, ANSWER_SECONDS)
         except InvalidArgumentError as error:
             LOGGER.warning("machines' addresses can't be tried: %s", error.message)
             return
-        now = self._service.now
-        self._service.reach.looked(node_id, address, answered=answered, now=now)
+        reach, now = self._service.reach, self._service.now
+        before = reach.way(node_id)
+        reach.looked(node_id, address, answered=problem is None, now=now)
+        way = reach.way(node_id)
+        if way is not before:
+            # Once: one behind NAT is looked at for as long as it is there.
+            said = "answers" if problem is None else f"doesn't answer: {problem}"
+            LOGGER.info("node %s at %s %s; the way to it is %s", node_id, address, said, way.value)

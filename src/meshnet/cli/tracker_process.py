@@ -144,7 +144,7 @@ async def _track(config: TrackerConfig, stop: asyncio.Event) -> None:
             receipts = stack.enter_context(closing(Receipts(config.accounts)))
             tracker.service.receipts = stack.enter_context(closing(ReceiptDesk(receipts)))
         if config.relay is not None:
-            tracker.service.reach = Reach(config.relay, config.waiting)
+            tracker.service.reach = Reach(config.relay, config.waiting, tracker.service.now)
             files = tracker.folder(Role.TRACKER).files
             await stack.enter_async_context(addresses_tried(tracker.service, files))
         problem = _node_problem(tracker, config.membership.name) if config.node else ""

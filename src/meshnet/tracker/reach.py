@@ -60,14 +60,16 @@ def looked(
 class Reach:
     """The nodes' addresses. Without a relay, every one is taken for reachable, and none tried."""
 
-    def __init__(self, relay: Address | None = None, waiting: Collection[NodeId] = ()) -> None:
-        """``relay``: where other machines reach it; ``waiting``: who waits there already, as a
-        tracker before this one told them to: until their addresses answer they are to stay."""
+    def __init__(
+        self, relay: Address | None = None, waiting: Collection[NodeId] = (), now: float = 0.0
+    ) -> None:
+        """``relay``: where other machines reach it; ``waiting``: who waits there already, at the
+        time ``now``, as a tracker before this one told them to: until their addresses answer they
+        are to stay."""
         self._relay = relay
         self._places: dict[NodeId, Place] = {}
-        self._waiting = frozenset(waiting)
-        self._waited: dict[NodeId, float] = {}
-        """When each of those was last seen waiting."""
+        self._waited = dict.fromkeys(waiting, now)
+        """When each that counts as waiting at the relay was last seen to."""
         self._told_before = set(waiting)
 
     def stated(self, node_id: NodeId, address: Address | None, now: float) -> None:
@@ -103,14 +105,13 @@ class Reach:
                 answered=answered,
                 now=now,
                 apart=apart,
-                relayed=node_id in self._waiting,
+                relayed=node_id in self._waited,
             )
 
     def wait_at_relay(self, nodes: Collection[NodeId], now: float) -> None:
         """These nodes, and no others, have connections waiting at the relay now."""
-        seen = dict.fromkeys(self._waiting, now) | self._waited | dict.fromkeys(nodes, now)
+        seen = self._waited | dict.fromkeys(nodes, now)
         self._waited = {node: at for node, at in seen.items() if now - at < PATIENCE_SECONDS}
-        self._waiting = frozenset(self._waited)
 
     @property
     def relayed(self) -> set[NodeId]:
@@ -132,7 +133,7 @@ class Reach:
             return Way.UNKNOWN
         if place.answers:
             return Way.DIRECT
-        return Way.RELAYED if node_id in self._waiting else Way.NONE
+        return Way.RELAYED if node_id in self._waited else Way.NONE
 
     def address(self, node_id: NodeId, stated: Address) -> Address:
         """Where others connect to get to a node that states an address."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 
 from meshnet.domain.errors import InvalidArgumentError
@@ -12,13 +11,11 @@ from meshnet.transport.address import parse_address
 from meshnet.transport.certificates import host_name_of
 from meshnet.transport.tls import Identity, present
 
-LOGGER = logging.getLogger(__name__)
 
-
-async def answers(
+async def trouble(
     address: Address, node_id: NodeId, identity: Identity, timeout_seconds: float
-) -> bool:
-    """Whether that very node completes a TLS handshake at ``address`` in time.
+) -> str | None:
+    """Why that very node can't be reached; None if it completes a TLS handshake at ``address``.
 
     A connection alone would say little: a private address may be another machine's here.
     """
@@ -33,12 +30,6 @@ async def answers(
         async with asyncio.timeout(timeout_seconds):
             _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
     except (OSError, InvalidArgumentError) as error:
-        LOGGER.info(
-            "node %s doesn't answer at %s: %s",
-            node_id,
-            address,
-            str(error) or f"nothing within {timeout_seconds:g} s",
-        )
-        return False
+        return str(error) or f"nothing within {timeout_seconds:g} s"
     writer.transport.abort()
-    return True
+    return None

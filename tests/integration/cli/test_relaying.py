@@ -159,7 +159,8 @@ async def test_a_tracker_that_goes_and_comes_back_leaves_who_waits_where_they_ar
         await until(lambda: cluster.is_way(msg.Way.RELAYED))
         cluster.desk.away = True
         await asyncio.sleep(2 * relaying.LOOK_SECONDS)
-        cluster.tracker.service.reach = Reach(cluster.relay, [cluster.node_id])
+        now = cluster.tracker.service.now
+        cluster.tracker.service.reach = Reach(cluster.relay, [cluster.node_id], now)
         cluster.desk.away = False
         await asyncio.sleep(2 * relaying.LOOK_SECONDS)
         assert cluster.beat(stated) == cluster.relay

@@ -17,7 +17,7 @@ from meshnet.domain.ids import Address
 from meshnet.transport.address import parse_address
 from meshnet.transport.certificates import Authority, Role, host_name_of
 from meshnet.transport.options import GrpcOptions
-from meshnet.transport.reachable import answers
+from meshnet.transport.reachable import trouble
 from meshnet.transport.relay import Relay, RelayLimits
 from meshnet.transport.relay_client import WAITING, RelayClient
 from meshnet.transport.seam_client import GrpcTransport
@@ -123,10 +123,10 @@ async def test_a_node_is_called_over_the_relay_and_proves_who_it_is(node: Identi
             peer = transport.peer(running.address, node.node_id)
             assert await peer.capability(5.0) == CAPABILITY
             await peer.close()
-            assert await answers(serving, node.node_id, GATEWAY, 5.0)
+            assert await trouble(serving, node.node_id, GATEWAY, 5.0) is None
             other = member(AUTHORITY, Role.NODE).node_id
-            assert not await answers(serving, other, GATEWAY, 5.0)
-            assert not await answers(running.address, other, GATEWAY, 5.0)
+            assert await trouble(serving, other, GATEWAY, 5.0)
+            assert await trouble(running.address, other, GATEWAY, 5.0)
     finally:
         await server.stop()
 

@@ -61,11 +61,11 @@ def test_one_whose_connections_are_all_taken_has_a_moment_to_make_new_ones(reach
 
 
 def test_one_that_waited_before_the_tracker_was_started_again_has_it_too():
-    reach = Reach(RELAY, waiting={NODE})
-    reach.stated(NODE, OWN, 0.0)
-    reach.wait_at_relay((), 1.0)
+    reach = Reach(RELAY, {NODE}, 100.0)
+    reach.stated(NODE, OWN, 100.0)
+    reach.wait_at_relay((), 100.5)
     assert reach.way(NODE) is Way.RELAYED
-    reach.wait_at_relay((), 1.0 + PATIENCE_SECONDS)
+    reach.wait_at_relay((), 100.0 + PATIENCE_SECONDS)
     assert reach.way(NODE) is Way.NONE
 
 
