@@ -228,6 +228,15 @@ async def test_what_a_model_says_is_text_and_can_be_stopped():
         watched.require_clean(url)
 
 
+async def test_an_answer_without_text_says_so():
+    async with scripted(Script("")) as (_, url), browsing() as watched:
+        page = await opened(watched, url)
+        await page.get_by_label("Message").fill("hello")
+        await page.get_by_role("button", name="Send").click()
+        await expect(page.locator(".turn-note")).to_have_text(re.compile(r"^\d+ tokens?, no text$"))
+        watched.require_clean(url)
+
+
 async def test_a_conversation_that_is_cleared_during_an_answer_begins_anew():
     model = ScriptedModel(Script("never said " * 50, 0.01))
     async with (

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -152,13 +153,20 @@ async def test_a_model_without_layers_between_two_cuts_isnt_measured(settings, t
         await rehearse(settings, index, Digest("sha256:" + "1" * 64), OPTIONS)
 
 
+async def measured_by(
+    tracker: LiveTracker, settings: Settings, folder: Path
+) -> tuple[Identity, Measuring]:
+    """A new machine that has the model that is offered, and what measures it."""
+    model = build(folder / "tiny.gguf", TinyModel(layers=5))
+    own = await tracker.join()
+    slices = LocalSlices({DIGEST: model}, SliceCache(settings.cache))
+    return own, Measuring(tracker.address, own, Computing(settings, OPTIONS, slices))
+
+
 async def test_before_it_is_heard_of_a_machine_is_measured_with_the_models_that_are_offered(
     tracker, settings, tmp_path
 ):
-    model = build(tmp_path / "tiny.gguf", TinyModel(layers=5))
-    own = await tracker.join()
-    slices = LocalSlices({DIGEST: model}, SliceCache(settings.cache))
-    measuring = Measuring(tracker.address, own, Computing(settings, OPTIONS, slices))
+    own, measuring = await measured_by(tracker, settings, tmp_path)
     async with TrackerClient(tracker.address, own) as client:
         await measuring.begin(client)
         (report,) = measuring.speeds
@@ -185,10 +193,7 @@ async def test_a_machine_that_starts_before_the_tracker_is_measured_once_it_is_t
     tracker, settings, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("meshnet.cli.measuring.AGAIN_SECONDS", 0.05)
-    model = build(tmp_path / "tiny.gguf", TinyModel(layers=5))
-    own = await tracker.join()
-    slices = LocalSlices({DIGEST: model}, SliceCache(settings.cache))
-    measuring = Measuring(tracker.address, own, Computing(settings, OPTIONS, slices))
+    own, measuring = await measured_by(tracker, settings, tmp_path)
     async with TrackerClient(Address("127.0.0.1:1"), own) as nobody:
         await measuring.begin(nobody)
     known = measuring.speeds
@@ -224,10 +229,7 @@ async def test_a_machine_that_was_disturbed_is_measured_again_when_idle_until_it
 
     monkeypatch.setattr("meshnet.cli.measuring.AGAIN_SECONDS", 0.01)
     monkeypatch.setattr("meshnet.cli.measuring.rehearse", third_is_good)
-    model = build(tmp_path / "tiny.gguf", TinyModel(layers=5))
-    own = await tracker.join()
-    slices = LocalSlices({DIGEST: model}, SliceCache(settings.cache))
-    measuring = Measuring(tracker.address, own, Computing(settings, OPTIONS, slices))
+    own, measuring = await measured_by(tracker, settings, tmp_path)
     async with TrackerClient(tracker.address, own) as client:
         await measuring.begin(client)
     measuring.idle = False
