@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from meshnet.domain.ids import SessionKey
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.engine.base import PrefillRequest, StepRequest, StepResult
-from meshnet.node.schedule import Ready, StepCosts, Turn, most_decode_rows
+from meshnet.node.groups import Away, most_decode_rows
+from meshnet.node.schedule import Ready, StepCosts, Turn
 
 REMEMBERED_ENDS = 64
 """Sessions that ended last. Their steps that nothing was learnt from yet are no more than that."""
@@ -74,6 +75,18 @@ class Step:
         return isinstance(self.requests[0], PrefillRequest)
 
 
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A session's last decode step."""
+
+    ended: float
+    """By ``time.monotonic``."""
+    end: int
+    """The same moment by ``time.perf_counter_ns``."""
+    nanos: int
+    """That it took."""
+
+
 @dataclass(slots=True)
 class EnginePlan:
     """What the engine's thread and the loop share; only with its lock held."""
@@ -84,8 +97,9 @@ class EnginePlan:
     """Other operations on the engine, for which nobody waits."""
     turn: Turn = field(default_factory=Turn)
     costs: StepCosts = field(default_factory=StepCosts)
-    talking: dict[SessionKey, float] = field(default_factory=dict)
-    """When each session that generates had its last decode step."""
+    away: Away = field(default_factory=Away)
+    talking: dict[SessionKey, Talk] = field(default_factory=dict)
+    """Each session that generates."""
     gone: OrderedDict[SessionKey, float] = field(default_factory=OrderedDict)
     """When sessions ended; the last of them."""
     stages: int = 1
@@ -102,7 +116,9 @@ class EnginePlan:
 
     def most_rows(self, bound: int, *, prompt: bool) -> int:
         """Of one decode step, at most; ``prompt`` says whether one waits beside."""
-        return most_decode_rows(bound, len(self.talking), self.stages, self.costs, prompt=prompt)
+        return most_decode_rows(
+            bound, len(self.talking), self.stages, self.costs, self.away, prompt=prompt
+        )
 
     def learn(self) -> None:
         """Learn from what the engine computed, which needn't be before the next step but one
@@ -111,6 +127,10 @@ class EnginePlan:
         done, self.done = self.done, []
         for step in done:
             self._learn_from(step)
+
+    def talked_since(self, moment: float) -> None:
+        """Only sessions with a decode step since then generate."""
+        self.talking = {key: talk for key, talk in self.talking.items() if talk.ended > moment}
 
     def forget(self, key: SessionKey) -> None:
         """A session has ended; a step of it may still be with the engine."""
@@ -123,9 +143,14 @@ class EnginePlan:
         """A refusal or a repeated answer says nothing."""
         computed = [result.status.ok and not result.duplicate for result in step.results]
         if not step.prefill:
-            for request, ran in zip(step.requests, computed, strict=True):
-                if ran and not self._ended_during(step, request.key):
-                    self.talking[request.key] = step.ended
+            talk = Talk(step.ended, step.began + step.nanos, step.nanos)
+            for waiting, ran in zip(step.chosen, computed, strict=True):
+                key = waiting.request.key
+                last = self.talking.get(key)
+                if last is not None:
+                    self.away = self.away.seen(waiting.arrived - last.end, last.nanos)
+                if ran and not self._ended_during(step, key):
+                    self.talking[key] = talk
         if not all(computed) or step.rows > MAX_CHUNK_TOKENS:
             return
         self.costs = self.costs.seen(step.rows, step.nanos / 1e9)

@@ -16,15 +16,12 @@ from dataclasses import dataclass, field
 from meshnet.domain.errors import InvalidArgumentError
 from meshnet.domain.ids import SessionKey
 
-PIECE_OF_DECODE = 1.75
+PIECE_OF_DECODE = 1.65
 """How many times as long as a step of others' tokens a piece of a prompt takes, by default.
 
 A token that just missed its turn waits for a piece and then for its own step, so that with twice
 the time a chain of busy nodes triples its gaps; the rest is for what the estimate misses.
 """
-WORTH_MERGING = 1.75
-"""Beside a prompt a chain's groups of sessions go in one step if it takes at most so many times as
-long as one group's: twice would be what the groups take one after the other."""
 REMEMBERED_TURNS = 64
 """A prompt whose next chunk is on its way keeps its place behind those that waited longer."""
 HARDLY_MORE = 1.1
@@ -164,25 +161,6 @@ class StepCosts:
             if estimate is None or estimate <= seconds:
                 return rows
         return 1
-
-
-def most_decode_rows(
-    bound: int, talkers: int, stages: int, costs: StepCosts, *, prompt: bool
-) -> int:
-    """Rows of a head's decode step, at most ``bound``, where ``talkers`` sessions generate.
-
-    The head leaves as many groups of sessions as its chain has ``stages``: with all in one step,
-    every node but one would wait for it. Beside a prompt no node waits, and what the sessions save
-    by sharing a step is the prompt's.
-    """
-    if stages == 1:
-        return bound
-    group = min(bound, max(1, math.ceil(talkers / stages)))
-    if prompt:
-        one, all_ = costs.seconds(group), costs.seconds(min(talkers, bound))
-        if one is not None and all_ is not None and all_ <= WORTH_MERGING * one:
-            return bound
-    return group
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,8 +278,7 @@ class EngineStepper:
         most = max((each.rows for each in ready if each.prefill), default=0)
         if most:
             plan.learn()
-            horizon = time.monotonic() - self._pace.talking_seconds
-            plan.talking = {key: at for key, at in plan.talking.items() if at > horizon}
+            plan.talked_since(time.monotonic() - self._pace.talking_seconds)
         if plan.talking and most:
             least = most if held.exact_pieces is None else held.exact_pieces[0]
             cut = self._pace.cut(plan.costs, plan.decode_rows, least, most)

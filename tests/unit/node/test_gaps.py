@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from meshnet.domain.ids import RouteSessionId, SessionKey
-from meshnet.node.schedule import Pace, Ready, StepCosts, Turn, choose_step, most_decode_rows
+from meshnet.node.groups import Away, most_decode_rows
+from meshnet.node.schedule import Pace, Ready, StepCosts, Turn, choose_step
 
 MILLISECONDS = {1: 6.4, 2: 12.9, 3: 14.6, 4: 18.2, 8: 30.0, 16: 62.9, 32: 111.5}
 """Half of SmolLM2 (Q4_1) on one thread of the machine this was written on, by rows."""
@@ -35,6 +36,9 @@ class Node:
         self.waiting: list[Ready] = []
         self.turn = Turn()
         self.costs = StepCosts()
+        self.away = Away()
+        self.left: dict[SessionKey, tuple[float, float]] = {}
+        """When each talker's last step ended, and what it took."""
         self.decode_rows = 1
         self.busy = False
         self.arrived: Callable[[Ready], None]
@@ -42,7 +46,11 @@ class Node:
     def put(self, ready: Ready) -> None:
         least = self.least_piece if ready.prefill else 0
         self.waiting.append(replace(ready, least_piece=least))
-        self.start()
+        if ready.session in self.left:
+            ended, took = self.left.pop(ready.session)
+            self.away = self.away.seen(round(1e6 * (self.world.now - ended)), round(1e6 * took))
+        # What comes at the same moment goes in the same step.
+        self.world.after(0.0, self.start)
 
     def start(self) -> None:
         if self.busy or not self.waiting:
@@ -52,7 +60,7 @@ class Node:
         if talkers:
             cut = Pace().cut(self.costs, self.decode_rows, self.least_piece or CHUNK, CHUNK)
         prompt = any(ready.prefill for ready in self.waiting)
-        rows = most_decode_rows(ROWS, talkers, self.stages, self.costs, prompt=prompt)
+        rows = most_decode_rows(ROWS, talkers, self.stages, self.costs, self.away, prompt=prompt)
         choice = choose_step(self.waiting, self.turn, rows, cut)
         if not choice.prefill:
             self.decode_rows = choice.rows
@@ -62,10 +70,13 @@ class Node:
         took = (COSTS.seconds(choice.rows) or 0.0) * self.slow * self.world.noise()
         self.costs = self.costs.seen(choice.rows, took)
         self.busy = True
-        self.world.after(took, lambda: self.end(ran, choice.rows))
+        self.world.after(took, lambda: self.end(ran, choice.rows, took))
 
-    def end(self, ran: list[Ready], rows: int) -> None:
+    def end(self, ran: list[Ready], rows: int, took: float) -> None:
         self.busy = False
+        for ready in ran:
+            if not ready.prefill:
+                self.left[ready.session] = self.world.now, took
         first = ran[0]
         if first.prefill and rows < first.rows:
             self.waiting.insert(0, replace(first, rows=first.rows - rows))
@@ -79,9 +90,15 @@ class World:
     """Two nodes, some talkers, and a prompt whose chunks go from the one to the other."""
 
     def __init__(
-        self, talkers: int, chunks: int, least_piece: int, slow: tuple[float, float] = HALVES
+        self,
+        talkers: int,
+        chunks: int,
+        least_piece: int,
+        slow: tuple[float, float] = HALVES,
+        hop: float = HOP,
     ) -> None:
         self.now = 0.0
+        self.hop = hop
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.talkers = talkers
@@ -89,7 +106,7 @@ class World:
         self.random = random.Random(1)
         self.head = Node(self, least_piece, 2, slow[0])
         self.tail = Node(self, least_piece, 1, slow[1])
-        self.head.arrived = lambda ready: self.after(HOP, lambda: self.hand_on(ready))
+        self.head.arrived = lambda ready: self.after(hop, lambda: self.hand_on(ready))
         self.tail.arrived = self.computed
         self.chunks = deque([CHUNK] * chunks)
         self.credits = CREDITS
@@ -124,7 +141,7 @@ class World:
                 self.prompt_ended = self.now
             return
         self.times.setdefault(ready.session, []).append(self.now)
-        self.after(HOP, lambda: self.head.put(Ready(ready.session, 1)))
+        self.after(self.hop, lambda: self.head.put(Ready(ready.session, 1)))
 
     def play(self, until: float) -> None:
         while self.events and self.now < until and (self.prompt_ended is None or until < 1e9):
@@ -174,3 +191,30 @@ def test_chunks_that_cant_be_cut_delay_a_token_by_one_of_them_on_each_node():
     busy.play(1e9)
     undisturbed = 2 * (MILLISECONDS[32] + MILLISECONDS[1] + HOP)
     assert p99(busy.gaps()) <= (1 + 2 * NOISE) * undisturbed
+
+
+def rate(talkers: int, hop: float, *, divides: bool) -> float:
+    """Tokens in the last of ten seconds; who doesn't divide has a group for each node."""
+    world = World(talkers, 0, 2, hop=hop)
+    if not divides:
+        world.head.away = Away(0.0)
+        world.head.left = _Nothing()
+    world.play(10_000)
+    return sum(time > 9_000 for times in world.times.values() for time in times)
+
+
+class _Nothing(dict[SessionKey, tuple[float, float]]):
+    """Forgets at once."""
+
+    def __setitem__(self, key: SessionKey, value: tuple[float, float]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("talkers", [4, 8])
+def test_on_a_slow_link_more_groups_than_nodes_keep_the_nodes_busy(talkers):
+    assert rate(talkers, 20.0, divides=True) > 1.1 * rate(talkers, 20.0, divides=False)
+
+
+@pytest.mark.parametrize("talkers", [2, 4, 8])
+def test_in_one_room_more_groups_lose_nothing(talkers):
+    assert rate(talkers, HOP, divides=True) > 0.97 * rate(talkers, HOP, divides=False)

@@ -1,7 +1,9 @@
 """The scheduler learns from steps that the engine computed, and from no others."""
 
+import asyncio
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +13,8 @@ from meshnet.domain.lifecycle import CacheExpectation, CacheMode
 from meshnet.domain.recipe import MAX_CHUNK_TOKENS
 from meshnet.domain.status import OK
 from meshnet.engine.base import DecodeRequest, PrefillRequest, StepRequest, StepResult, TokenOutput
-from meshnet.node.plan import REMEMBERED_ENDS, EnginePlan, Step
+from meshnet.node.groups import Away
+from meshnet.node.plan import REMEMBERED_ENDS, EnginePlan, Step, Waiting
 
 KEYS = tuple(SessionKey(RouteSessionId(name), 0) for name in "ab")
 DONE = StepResult(OK, TokenOutput(7))
@@ -33,8 +36,15 @@ def prefill(key: SessionKey, rows: int) -> StepRequest:
 
 
 def step(requests: list[StepRequest], *results: StepResult, ended: float = 5.0) -> Step:
-    """One that took a second."""
-    return Step((), tuple(requests), results, 0, 10**9, ended)
+    """One that took a second, asked for just when it began."""
+    began = round((ended - 1) * 1e9)
+    chosen = tuple(Waiting(each, began, Mock(spec=asyncio.Future)) for each in requests)
+    return Step(chosen, tuple(requests), results, began, 10**9, ended)
+
+
+def talkers(plan: EnginePlan) -> dict[SessionKey, float]:
+    """And when they had their last step."""
+    return {key: talk.ended for key, talk in plan.talking.items()}
 
 
 def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
@@ -42,7 +52,7 @@ def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
     learn(plan, step([decode(key, 2) for key in KEYS], DONE, DONE))
     assert plan.costs.means == {4: 1.0}
     assert plan.decode_rows == 4
-    assert plan.talking == dict.fromkeys(KEYS, 5.0)
+    assert talkers(plan) == dict.fromkeys(KEYS, 5.0)
 
 
 def test_of_a_session_that_has_ended_no_step_makes_a_talker_again(
@@ -55,10 +65,10 @@ def test_of_a_session_that_has_ended_no_step_makes_a_talker_again(
     # One of them was over when the session ended, the other was with the engine.
     for ended in (9.0, 10.5):
         learn(plan, step([decode(key, 1) for key in KEYS], DONE, DONE, ended=ended))
-        assert plan.talking == {KEYS[1]: ended}
+        assert talkers(plan) == {KEYS[1]: ended}
     # It may be opened again.
     learn(plan, step([decode(KEYS[0], 1)], DONE, ended=11.5))
-    assert plan.talking[KEYS[0]] == 11.5
+    assert talkers(plan)[KEYS[0]] == 11.5
 
 
 def test_few_sessions_that_ended_are_remembered():
@@ -104,3 +114,20 @@ def test_more_rows_than_any_chunk_has_are_not_remembered(
     assert plan.decode_rows == 1
     learn(plan, step([made(KEYS[0], MAX_CHUNK_TOKENS)], DONE))
     assert set(plan.costs.means) == {MAX_CHUNK_TOKENS}
+
+
+def test_how_long_a_session_is_away_is_seen_from_a_steps_end_to_the_next_ones_arrival():
+    plan = EnginePlan()
+    learn(plan, step([decode(KEYS[0], 1)], DONE, ended=5.0))
+    assert plan.away == Away()
+    # It was asked for again at 7.0, two steps after the end.
+    learn(plan, step([decode(key, 1) for key in KEYS], DONE, DONE, ended=8.0))
+    assert plan.away.steps == pytest.approx(2.0)
+
+
+def test_a_session_that_was_silent_for_long_generates_no_more():
+    plan = EnginePlan()
+    learn(plan, step([decode(KEYS[0], 1)], DONE, ended=5.0))
+    learn(plan, step([decode(KEYS[1], 1)], DONE, ended=7.0))
+    plan.talked_since(6.0)
+    assert talkers(plan) == {KEYS[1]: 7.0}

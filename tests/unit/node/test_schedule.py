@@ -18,7 +18,6 @@ from meshnet.node.schedule import (
     StepCosts,
     Turn,
     choose_step,
-    most_decode_rows,
 )
 
 
@@ -244,28 +243,6 @@ def test_a_piece_that_takes_too_long_lets_more_tokens_go_first_but_not_for_ever(
         turn = choice.turn
     assert choose_step(waiting, turn, 32, Cut(32, MOST_DECODES)).prefill
     assert choose_step(waiting[:1], Turn(decodes=0), 32, Cut(32, MOST_DECODES)).prefill
-
-
-SHARED = StepCosts({1: 0.010, 2: 0.020, 4: 0.028, 8: 0.050})
-"""Two rows take twice as long as one, but four much less than two steps of two."""
-
-
-@pytest.mark.parametrize("prompt", [False, True])
-def test_a_lone_node_takes_all_sessions_in_one_step(prompt):
-    assert most_decode_rows(16, 8, 1, SHARED, prompt=prompt) == 16
-
-
-def test_a_chains_sessions_make_as_many_groups_as_it_has_nodes():
-    made = [most_decode_rows(16, talkers, 2, SHARED, prompt=False) for talkers in (0, 1, 2, 5, 8)]
-    assert made == [1, 1, 1, 3, 4]
-    assert most_decode_rows(3, 8, 2, SHARED, prompt=False) == 3
-
-
-def test_beside_a_prompt_the_groups_share_a_step_where_that_saves_something():
-    assert most_decode_rows(16, 2, 2, SHARED, prompt=True) == 1
-    assert most_decode_rows(16, 4, 2, SHARED, prompt=True) == 16
-    assert most_decode_rows(4, 8, 2, SHARED, prompt=True) == 4
-    assert most_decode_rows(16, 4, 2, StepCosts(), prompt=True) == 2
 
 
 def test_where_more_rows_cost_nothing_a_chunk_stays_whole():
