@@ -22,7 +22,7 @@ from meshnet.cli.local import (
     served_model,
     split,
 )
-from meshnet.cli.options import NodeOptions
+from meshnet.cli.options import NodeOptions, Optimise
 from meshnet.cli.settings import Settings
 from meshnet.domain.generation import Speculation
 from meshnet.domain.layers import LayerRange, balanced_ranges
@@ -150,15 +150,20 @@ async def chain_on(
     threads: int,
     context_length: int,
     *,
+    sessions: int = 1,
     flash_attention: bool = False,
     ranges: Sequence[LayerRange] | None = None,
 ) -> AsyncIterator[tuple[ChainModel, list[NodeProcess]]]:
-    """The model over a node process at each place, cut as the commands cut it for one reader.
-
-    Or by ``ranges``, one for each.
+    """The model over a node process at each place, cut as the commands cut it for one reader or
+    for many, by the ``sessions`` that a node takes; or by ``ranges``, one for each.
     """
     options = NodeOptions(
-        len(places), threads, context_length, sessions=1, flash_attention=flash_attention
+        len(places),
+        threads,
+        context_length,
+        sessions=sessions,
+        flash_attention=flash_attention,
+        optimise=Optimise.LATENCY if sessions == 1 else Optimise.THROUGHPUT,
     )
     model = LocalModel(path, path.stem)
     wanted = split(model, options) if ranges is None else ranges

@@ -81,3 +81,17 @@ EXPORT bool meshnet_tap_eval(const void *tensor, bool ask, void *user_data) {
   self->captured += (int64_t)size;
   return false;
 }
+
+/* Whether none of the float32 values is an infinity or no number: those have an exponent of ones.
+ * Here because it is asked of every row that crosses a seam; `values` needn't be aligned. */
+EXPORT bool meshnet_tap_finite(const void *values, size_t count) {
+  const unsigned char *bytes = values;
+  const uint32_t exponent = 0x7f800000u;
+  bool finite = true;
+  for (size_t i = 0; i < count; i++) {
+    uint32_t bits;
+    memcpy(&bits, bytes + i * sizeof bits, sizeof bits);
+    finite &= (bits & exponent) != exponent;
+  }
+  return finite;
+}

@@ -109,6 +109,11 @@ def choose_step(waiting: Sequence[Ready], turn: Turn, decode_rows: int, cut: Cut
     return Choice((index,), rows, Turn(0, served))
 
 
+def lone_decode(rows: int, turn: Turn) -> Choice:
+    """What :func:`choose_step` chooses where a decode step of so many rows is all that waits."""
+    return Choice((0,), rows, Turn(turn.decodes + 1, turn.served))
+
+
 def _fitting(waiting: Sequence[Ready], indices: Sequence[int], limit: int) -> list[int]:
     """The steps from the oldest on that together have at most ``limit`` rows; one at least."""
     taken: list[int] = []

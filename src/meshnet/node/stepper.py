@@ -36,7 +36,7 @@ from meshnet.node.engine_thread import EngineThread
 from meshnet.node.figures import NodeFigures
 from meshnet.node.pieces import joined, piece_of
 from meshnet.node.plan import EnginePlan, Step, StepDone, Waiting
-from meshnet.node.schedule import Choice, Cut, Pace, choose_step
+from meshnet.node.schedule import Choice, Cut, Pace, choose_step, lone_decode
 
 LOGGER = logging.getLogger(__name__)
 BROKEN = frozenset({StatusCode.ENGINE_FAILED, StatusCode.INTERNAL})
@@ -272,6 +272,10 @@ class EngineStepper:
 
     def _choose(self) -> Choice:
         plan = self._plan
+        only = plan.waiting[0].request
+        if len(plan.waiting) == 1 and isinstance(only, DecodeRequest):
+            # What a lone reader's token needn't wait for.
+            return lone_decode(only.rows, plan.turn)
         held = self._engine.capabilities()
         ready = [waiting.ready(held.exact_pieces) for waiting in plan.waiting]
         cut: Cut | None = None

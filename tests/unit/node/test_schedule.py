@@ -18,6 +18,7 @@ from meshnet.node.schedule import (
     StepCosts,
     Turn,
     choose_step,
+    lone_decode,
 )
 
 
@@ -243,6 +244,12 @@ def test_a_piece_that_takes_too_long_lets_more_tokens_go_first_but_not_for_ever(
         turn = choice.turn
     assert choose_step(waiting, turn, 32, Cut(32, MOST_DECODES)).prefill
     assert choose_step(waiting[:1], Turn(decodes=0), 32, Cut(32, MOST_DECODES)).prefill
+
+
+@given(st.integers(1, 40), st.integers(0, 5), st.integers(1, 32))
+def test_a_lone_decode_step_is_chosen_as_if_there_were_a_choice(rows, decodes, limit):
+    turn = Turn(decodes, (session("prompt"),))
+    assert lone_decode(rows, turn) == choose_step([decode("lone", rows)], turn, limit, None)
 
 
 def test_where_more_rows_cost_nothing_a_chunk_stays_whole():

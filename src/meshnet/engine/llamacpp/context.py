@@ -251,25 +251,23 @@ class _BatchArrays:
         ):
             setattr(self.batch, name, ctypes.cast(array.ctypes.data, fields[name]))
         self._token_pointer = ctypes.cast(self._tokens.ctypes.data, fields["token"])
+        # Of a single row: NumPy's own ways to one element take longer.
+        arrays = (self._tokens, self._positions, self._sequences, self._flags)
+        self._cells = tuple(array.data for array in arrays)
         self._inputs = np.zeros((rows, form.width), np.float32)
         self._input_pointer = ctypes.cast(self._inputs.ctypes.data, fields["embd"])
 
     def fill(self, parts: Sequence[Rows], *, flag_all: bool) -> int:
         """Write the parts one after another; returns the number of rows."""
         start = 0
-        self._flags[:] = flag_all
         for part in parts:
             end = start + part.count
             if end == start + 1:
-                self._positions[start] = part.position
+                self._fill_row(part, start, flag=flag_all or part.outputs > 0)
             else:
-                self._positions[start:end] = np.arange(part.position, part.position + part.count)
-            self._sequences[start:end] = part.sequence
-            if part.embeddings is None:
-                self._tokens[start:end] = part.tokens
-            else:
+                self._fill_rows(part, slice(start, end), flag_all=flag_all)
+            if part.embeddings is not None:
                 self._form.write(part.embeddings, self._inputs[start:end])
-            self._flags[end - part.outputs : end] = 1
             start = end
         if parts[0].embeddings is None:
             self.batch.embd = None
@@ -281,6 +279,22 @@ class _BatchArrays:
             self.batch.token = None
         self.batch.n_tokens = start
         return start
+
+    def _fill_row(self, part: Rows, place: int, *, flag: bool) -> None:
+        tokens, positions, sequences, flags = self._cells
+        if part.embeddings is None:
+            tokens[place] = part.tokens[0]
+        positions[place] = part.position
+        sequences[place] = part.sequence
+        flags[place] = flag
+
+    def _fill_rows(self, part: Rows, places: slice, *, flag_all: bool) -> None:
+        if part.embeddings is None:
+            self._tokens[places] = part.tokens
+        self._positions[places] = np.arange(part.position, part.position + part.count)
+        self._sequences[places] = part.sequence
+        self._flags[places] = flag_all
+        self._flags[places.stop - part.outputs : places.stop] = 1
 
     def _repeat_positions(self, rows: int) -> None:
         planes = self._positions[: rows * self._form.positions].reshape(-1, rows)

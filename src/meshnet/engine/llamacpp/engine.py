@@ -41,6 +41,7 @@ from meshnet.engine.llamacpp.exactness import MAX_EXACT_TOKENS
 from meshnet.engine.llamacpp.findings import known_exactness
 from meshnet.engine.llamacpp.grammars import LlamaGrammars, grammars_of
 from meshnet.engine.llamacpp.loading import KEY_PREFIX
+from meshnet.engine.llamacpp.tap import all_finite
 
 MAX_SESSIONS = 256
 """``LLAMA_MAX_SEQ`` of ``llama-cparams.h``."""
@@ -360,10 +361,9 @@ def _embeddings(
             "shape",
             f"{tensor.dtype.value} {tensor.shape} where float32 (rows, {width}) is expected",
         )
-    rows = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
-    if not np.isfinite(rows).all():
+    if not all_finite(tensor.data):
         raise InvalidArgumentError("input", "it has values that aren't finite numbers")
-    return rows
+    return np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
 
 
 def _row_count(planned: _Planned) -> int:
@@ -371,13 +371,13 @@ def _row_count(planned: _Planned) -> int:
 
 
 def _boundary(rows: NDArray[np.float32]) -> BoundaryBundle | EngineError:
-    if not np.isfinite(rows).all():
+    data = rows.tobytes()
+    if not all_finite(data):
         return EngineError(
             "the layers gave values that aren't finite; the model's file or its computation is at "
             "fault"
         )
-    tensor = EngineTensor(RESIDUAL, DType.FLOAT32, rows.shape, rows.tobytes())
-    return BoundaryBundle((tensor,))
+    return BoundaryBundle((EngineTensor(RESIDUAL, DType.FLOAT32, rows.shape, data),))
 
 
 def _chosen(
