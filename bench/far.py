@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.contest import random_prompts
@@ -115,12 +116,21 @@ async def measure(
         await client.close()
 
     places = [Place(net.address(number), net.command(number)) for number in range(MACHINES)]
-    for number in range(options.runs):
-        for port, (name, tree) in enumerate(trees.items(), start=7000):
-            async with meshnet_on(net, plan, port, tree) as url:
-                await ask(name, url, number)
+
+    async def ask_peer(number: int) -> None:
         async with llama_server(programs, plan, places) as server:
             await ask(RPC, server.url, number)
+
+    async def ask_meshnet(name: str, number: int) -> None:
+        async with meshnet_on(net, plan, 7000, trees[name]) as url:
+            await ask(name, url, number)
+
+    turns: list[Callable[[int], Awaitable[None]]]
+    turns = [*(partial(ask_meshnet, name) for name in trees), ask_peer]
+    for number in range(options.runs):
+        first = number % len(turns)
+        for turn in turns[first:] + turns[:first]:
+            await turn(number)
     done()
     return table_of(made)
 
@@ -128,7 +138,8 @@ async def measure(
 def table_of(made: dict[tuple[float, int, str], list[Load]]) -> Table:
     """A line for each system, by link and readers."""
     rows: list[tuple[str | int | float, ...]] = []
-    for delay, level, name in sorted(made, key=lambda each: each[:2]):
+    order = [BEFORE, MESHNET, RPC]
+    for delay, level, name in sorted(made, key=lambda each: (*each[:2], order.index(each[2]))):
         loads = made[delay, level, name]
         ours = [load.rate for load in made[delay, level, MESHNET]]
         rates = [load.rate for load in loads]

@@ -6,8 +6,8 @@
 Decodes one stream over bare chains: processes that do libllama's steps and hand on bytes, over
 blocking sockets, and over gRPC's Python streams. No session, no check, no codec, no second stream.
 Beside them the unsplit model and Meshnet, in turns, a thread each. What a bare chain doesn't reach,
-no node over the same transport can. With ``--delay-ms`` every process is a machine of its own, so
-far from the next (``bench.wan``).
+no node over the same transport can. With ``--delay-ms`` once more over two machines so far from
+each other (``bench.wan``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,7 +130,9 @@ def table_of(made: dict[str, list[Run]], delays_ms: dict[str, float]) -> Table:
         spread = f"{min(shares):.2f} to {max(shares):.2f}"
         rate = median([each.decode_rate for each in runs])
         rows.append((name, rate, median(shares), spread, median(lost)))
-    return Table("", COLUMNS, tuple(rows))
+    far = max(delays_ms.values())
+    caption = f"Links that take {far:g} ms of each token:" if far else "One machine:"
+    return Table(caption, COLUMNS, tuple(rows))
 
 
 async def measure(plan: Plan, delay_ms: float, options: argparse.Namespace) -> Table:
@@ -165,30 +167,27 @@ async def measure(plan: Plan, delay_ms: float, options: argparse.Namespace) -> T
 
 def main() -> None:
     parser = contest_parser(NAME, __doc__)
-    parser.add_argument("--delay-ms", type=float, help="one way between two machines; as root")
+    parser.add_argument("--delay-ms", type=float, help="also over such links, one way; as root")
     options = parser.parse_args()
     path = model_path(options.model)
-    context = PROMPT + TOKENS + 8
     tables: list[Table] = []
 
-    async def work(places: tuple[Place, ...]) -> None:
-        plan = Plan(path, context, places)
-        tables.append(await measure(plan, options.delay_ms or 0.0, options))
+    async def work(places: tuple[Place, ...], delay_ms: float) -> None:
+        plan = Plan(path, PROMPT + TOKENS + 8, places)
+        tables.append(await measure(plan, delay_ms, options))
 
-    with ExitStack() as stack:
-        places = (Place(HERE),) * max(COUNTS)
-        if options.delay_ms is not None:
-            net = stack.enter_context(network(2))
+    run(work((Place(HERE),) * max(COUNTS), 0.0))
+    if options.delay_ms is not None:
+        with network(2) as net:
             enter(net.namespaces[0])
             net.set(Link(options.delay_ms))
             places = tuple(Place(net.address(each), net.command(each)) for each in range(2))
-        run(work(places))
-    link = "" if options.delay_ms is None else f", {options.delay_ms:g} ms from one to the next"
+            run(work(places, options.delay_ms))
     about = (
         conditions("bench.floor"),
         f"{path.name}, {TOKENS} tokens after a prompt of {PROMPT}, one stream, 1 thread for each "
-        f"process{link}. The limit: the unsplit model's time for a token, and the links'. Median "
-        f"of {options.runs} runs in turns.",
+        "process. The limit: the unsplit model's time for a token, and the links'. Median of "
+        f"{options.runs} runs in turns.",
     )
     finish(Report(NAME, about, tuple(tables)), options)
 
