@@ -67,11 +67,13 @@ format: setup ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: models ## Measure beside llama.cpp and its RPC (built once): prints tables; some 25 minutes
+bench: models ## Measure beside llama.cpp and its RPC (built once): prints tables; some 40 minutes
 	$(BIN)/python -m bench.decode
 	$(BIN)/python -m bench.prefill
 	$(BIN)/python -m bench.concurrency
 	$(BIN)/python -m bench.links
+	$(BIN)/python -m bench.far
+	$(BIN)/python -m bench.floor --delay-ms 20
 	$(BIN)/python -m bench.boundary
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.wire
