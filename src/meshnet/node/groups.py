@@ -15,28 +15,29 @@ from meshnet.node.schedule import FASTER, SLOWER, StepCosts
 WORTH_MERGING = 1.75
 """Beside a prompt a chain's groups of sessions go in one step if it takes at most so many times as
 long as one group's: twice would be what the groups take one after the other."""
-WORTH_DIVIDING = 0.98
-"""One more group is worth it if a turn of all then takes at most so many times as long."""
-MOST_AWAY = 64.0
-"""So many steps away count at most: a session may also have waited for its reader."""
+WORTH_DIVIDING = 0.92
+"""More groups are worth it if a turn of all then takes at most so many times as long. One that seems
+hardly shorter may turn out longer: where a later node is the slowest, smaller groups wait there for
+one another, and it has more steps to do."""
+HARDLY_AWAY_SECONDS = 0.001
+"""Beyond twice the usual time away and this, it doesn't matter how long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Away:
     """How long a session is away from the head between two steps, learned from those it made."""
 
-    steps: float | None = None
-    """In steps of the head with as many rows: a running mean that leans to short times, since
-    waiting behind others is part of what is seen. None if nothing is known."""
+    seconds: float | None = None
+    """On the way, in the other nodes' steps and waiting for them: a running mean that leans to
+    short times. None if nothing is known."""
 
-    def seen(self, away_nanos: int, step_nanos: int) -> Away:
-        """With one more measurement: the time from a step's end, and what that step took."""
-        new = min(max(away_nanos, 0) / max(step_nanos, 1), MOST_AWAY)
-        old = new if self.steps is None else self.steps
-        # One that waited for something else must not count for many.
-        new = min(new, 2 * old + 1)
+    def seen(self, seconds: float) -> Away:
+        """With one more measurement: the time from a step's end to the next one's arrival."""
+        old = seconds if self.seconds is None else self.seconds
+        # One that waited for its reader, say, must not count for many.
+        new = min(max(seconds, 0.0), 2 * old + HARDLY_AWAY_SECONDS)
         weight = FASTER if new < old else SLOWER
-        return Away(old + weight * (new - old))
+        return Away(max(old + weight * (new - old), 0.0))
 
 
 def most_decode_rows(
@@ -49,38 +50,32 @@ def most_decode_rows(
     """
     if stages == 1:
         return bound
-    fewest = max(1, min(stages, talkers))
+    group = max(1, min(bound, math.ceil(talkers / stages)))
     if not prompt:
-        return _rows(bound, talkers, _groups(talkers, fewest, costs, away))
-    group = _rows(bound, talkers, fewest)
+        return _divided(group, talkers, costs, away)
     one, all_ = costs.seconds(group), costs.seconds(min(talkers, bound))
     merges = one is not None and all_ is not None and all_ <= WORTH_MERGING * one
     return bound if merges else group
 
 
-def _rows(bound: int, talkers: int, groups: int) -> int:
-    return max(1, min(bound, math.ceil(talkers / groups)))
+def _divided(most: int, talkers: int, costs: StepCosts, away: Away) -> int:
+    """The most rows with which a turn of all is hardly longer than with any fewer."""
+    turns = {rows: _turn_seconds(rows, talkers, costs, away) for rows in range(most, 0, -1)}
+    known = {rows: seconds for rows, seconds in turns.items() if seconds is not None}
+    if len(known) < len(turns):
+        return most
+    shortest = min(known.values())
+    return next(rows for rows, seconds in known.items() if WORTH_DIVIDING * seconds <= shortest)
 
 
-def _groups(talkers: int, fewest: int, costs: StepCosts, away: Away) -> int:
-    """As few as a turn of all takes hardly longer with than with more."""
-    best, chosen = _turn_seconds(talkers, fewest, costs, away), fewest
-    for groups in range(fewest + 1, talkers + 1):
-        takes = _turn_seconds(talkers, groups, costs, away)
-        if best is not None and takes is not None and takes <= WORTH_DIVIDING * best:
-            best, chosen = takes, groups
-    return chosen
+def _turn_seconds(rows: int, talkers: int, costs: StepCosts, away: Away) -> float | None:
+    """From one step of a group of so many rows to its next; None if too little is known.
 
-
-def _turn_seconds(talkers: int, groups: int, costs: StepCosts, away: Away) -> float | None:
-    """From one step of a group to its next; None if too little is known.
-
-    The head computes all groups one after the other, or waits for the first one to come back.
+    The head computes all groups one after the other, or waits for the first one to come back: not
+    sooner than now, though smaller groups take the other nodes less.
     """
-    rows, larger_ones = divmod(talkers, groups)
-    small, large = costs.seconds(max(rows, 1)), costs.seconds(rows + 1)
-    if small is None or large is None or away.steps is None:
+    groups, rest = divmod(talkers, rows)
+    one, last = costs.seconds(rows), costs.seconds(max(rest, 1))
+    if one is None or last is None or away.seconds is None:
         return None
-    busy = larger_ones * large + (groups - larger_ones) * small
-    longest = large if larger_ones else small
-    return max(busy, longest * (1 + away.steps))
+    return max(groups * one + (last if rest else 0.0), one + away.seconds)

@@ -83,8 +83,6 @@ class Talk:
     """By ``time.monotonic``."""
     end: int
     """The same moment by ``time.perf_counter_ns``."""
-    nanos: int
-    """That it took."""
 
 
 @dataclass(slots=True)
@@ -143,12 +141,12 @@ class EnginePlan:
         """A refusal or a repeated answer says nothing."""
         computed = [result.status.ok and not result.duplicate for result in step.results]
         if not step.prefill:
-            talk = Talk(step.ended, step.began + step.nanos, step.nanos)
+            talk = Talk(step.ended, step.began + step.nanos)
             for waiting, ran in zip(step.chosen, computed, strict=True):
                 key = waiting.request.key
                 last = self.talking.get(key)
-                if last is not None:
-                    self.away = self.away.seen(waiting.arrived - last.end, last.nanos)
+                if ran and last is not None:
+                    self.away = self.away.seen((waiting.arrived - last.end) / 1e9)
                 if ran and not self._ended_during(step, key):
                     self.talking[key] = talk
         if not all(computed) or step.rows > MAX_CHUNK_TOKENS:

@@ -37,8 +37,8 @@ class Node:
         self.turn = Turn()
         self.costs = StepCosts()
         self.away = Away()
-        self.left: dict[SessionKey, tuple[float, float]] = {}
-        """When each talker's last step ended, and what it took."""
+        self.left: dict[SessionKey, float] = {}
+        """When each talker's last step ended."""
         self.decode_rows = 1
         self.busy = False
         self.arrived: Callable[[Ready], None]
@@ -47,8 +47,7 @@ class Node:
         least = self.least_piece if ready.prefill else 0
         self.waiting.append(replace(ready, least_piece=least))
         if ready.session in self.left:
-            ended, took = self.left.pop(ready.session)
-            self.away = self.away.seen(round(1e6 * (self.world.now - ended)), round(1e6 * took))
+            self.away = self.away.seen(self.world.now - self.left.pop(ready.session))
         # What comes at the same moment goes in the same step.
         self.world.after(0.0, self.start)
 
@@ -70,13 +69,13 @@ class Node:
         took = (COSTS.seconds(choice.rows) or 0.0) * self.slow * self.world.noise()
         self.costs = self.costs.seen(choice.rows, took)
         self.busy = True
-        self.world.after(took, lambda: self.end(ran, choice.rows, took))
+        self.world.after(took, lambda: self.end(ran, choice.rows))
 
-    def end(self, ran: list[Ready], rows: int, took: float) -> None:
+    def end(self, ran: list[Ready], rows: int) -> None:
         self.busy = False
         for ready in ran:
             if not ready.prefill:
-                self.left[ready.session] = self.world.now, took
+                self.left[ready.session] = self.world.now
         first = ran[0]
         if first.prefill and rows < first.rows:
             self.waiting.insert(0, replace(first, rows=first.rows - rows))
@@ -193,9 +192,9 @@ def test_chunks_that_cant_be_cut_delay_a_token_by_one_of_them_on_each_node():
     assert p99(busy.gaps()) <= (1 + 2 * NOISE) * undisturbed
 
 
-def rate(talkers: int, hop: float, *, divides: bool) -> float:
+def rate(talkers: int, hop: float, *, divides: bool, slow: tuple[float, float] = HALVES) -> float:
     """Tokens in the last of ten seconds; who doesn't divide has a group for each node."""
-    world = World(talkers, 0, 2, hop=hop)
+    world = World(talkers, 0, 2, slow, hop)
     if not divides:
         world.head.away = Away(0.0)
         world.head.left = _Nothing()
@@ -203,10 +202,10 @@ def rate(talkers: int, hop: float, *, divides: bool) -> float:
     return sum(time > 9_000 for times in world.times.values() for time in times)
 
 
-class _Nothing(dict[SessionKey, tuple[float, float]]):
+class _Nothing(dict[SessionKey, float]):
     """Forgets at once."""
 
-    def __setitem__(self, key: SessionKey, value: tuple[float, float]) -> None:
+    def __setitem__(self, key: SessionKey, value: float) -> None:
         pass
 
 
@@ -218,3 +217,10 @@ def test_on_a_slow_link_more_groups_than_nodes_keep_the_nodes_busy(talkers):
 @pytest.mark.parametrize("talkers", [2, 4, 8])
 def test_in_one_room_more_groups_lose_nothing(talkers):
     assert rate(talkers, HOP, divides=True) > 0.97 * rate(talkers, HOP, divides=False)
+
+
+@pytest.mark.parametrize("talkers", [4, 8, 16])
+@pytest.mark.parametrize("slow", [(1.0, 1.5), (1.0, 3.0)])
+def test_where_the_tail_is_the_slowest_groups_dont_go_on_dividing(talkers, slow):
+    divided = rate(talkers, 5.0, divides=True, slow=slow)
+    assert divided > 0.88 * rate(talkers, 5.0, divides=False, slow=slow)

@@ -102,6 +102,8 @@ def test_of_a_step_that_wasnt_computed_whole_its_talkers_alone_are_learned(other
     assert set(plan.talking) == {KEYS[0]}
     learn(plan, step([prefill(KEYS[0], 30)], other))
     assert not plan.costs.means
+    learn(plan, step([decode(KEYS[0], 2)], other, ended=9.0))
+    assert plan.away == Away()
 
 
 @pytest.mark.parametrize("made", [decode, prefill])
@@ -120,9 +122,9 @@ def test_how_long_a_session_is_away_is_seen_from_a_steps_end_to_the_next_ones_ar
     plan = EnginePlan()
     learn(plan, step([decode(KEYS[0], 1)], DONE, ended=5.0))
     assert plan.away == Away()
-    # It was asked for again at 7.0, two steps after the end.
+    # It was asked for again at 7.0.
     learn(plan, step([decode(key, 1) for key in KEYS], DONE, DONE, ended=8.0))
-    assert plan.away.steps == pytest.approx(2.0)
+    assert plan.away.seconds == pytest.approx(2.0)
 
 
 def test_a_session_that_was_silent_for_long_generates_no_more():
