@@ -143,7 +143,12 @@ async def over_grpc(shard: Shard, listen: str, following: str) -> None:
         made: asyncio.Future[bytes] = loop.create_future()
 
         def step() -> None:
-            loop.call_soon_threadsafe(made.set_result, shard.step(frame))
+            try:
+                result = shard.step(frame)
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                loop.call_soon_threadsafe(made.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(made.set_result, result)
 
         thread.submit(step)
         return await made

@@ -16,9 +16,9 @@ WORTH_MERGING = 1.75
 """Beside a prompt a chain's groups of sessions go in one step if it takes at most so many times as
 long as one group's: twice would be what the groups take one after the other."""
 WORTH_DIVIDING = 0.92
-"""More groups are worth it if a turn of all then takes at most so many times as long. One that seems
-hardly shorter may turn out longer: where a later node is the slowest, smaller groups wait there for
-one another, and it has more steps to do."""
+"""More groups are worth it if a turn of all then takes at most so many times as long. One that
+seems hardly shorter may turn out longer: where a later node is the slowest, smaller groups wait
+there for one another, and it has more steps to do."""
 HARDLY_AWAY_SECONDS = 0.001
 """Beyond twice the usual time away and this, it doesn't matter how long."""
 
