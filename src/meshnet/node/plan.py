@@ -61,8 +61,11 @@ class Step:
     began: int
     """By ``time.perf_counter_ns``."""
     nanos: int
-    ended: float
-    """By ``time.monotonic``."""
+
+    @property
+    def ended(self) -> float:
+        """By ``time.perf_counter``."""
+        return (self.began + self.nanos) / 1e9
 
     @property
     def rows(self) -> int:
@@ -73,16 +76,6 @@ class Step:
     def prefill(self) -> bool:
         """Whether it is a chunk, or a piece of one."""
         return isinstance(self.requests[0], PrefillRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class Talk:
-    """A session's last decode step."""
-
-    ended: float
-    """By ``time.monotonic``."""
-    end: int
-    """The same moment by ``time.perf_counter_ns``."""
 
 
 @dataclass(slots=True)
@@ -96,8 +89,8 @@ class EnginePlan:
     turn: Turn = field(default_factory=Turn)
     costs: StepCosts = field(default_factory=StepCosts)
     away: Away = field(default_factory=Away)
-    talking: dict[SessionKey, Talk] = field(default_factory=dict)
-    """Each session that generates."""
+    talking: dict[SessionKey, float] = field(default_factory=dict)
+    """When each session that generates had its last decode step, by ``time.perf_counter``."""
     gone: OrderedDict[SessionKey, float] = field(default_factory=OrderedDict)
     """When sessions ended; the last of them."""
     stages: int = 1
@@ -128,12 +121,12 @@ class EnginePlan:
 
     def talked_since(self, moment: float) -> None:
         """Only sessions with a decode step since then generate."""
-        self.talking = {key: talk for key, talk in self.talking.items() if talk.ended > moment}
+        self.talking = {key: at for key, at in self.talking.items() if at > moment}
 
     def forget(self, key: SessionKey) -> None:
         """A session has ended; a step of it may still be with the engine."""
         self.talking.pop(key, None)
-        self.gone[key] = time.monotonic()
+        self.gone[key] = time.perf_counter()
         while len(self.gone) > REMEMBERED_ENDS:
             self.gone.popitem(last=False)
 
@@ -141,14 +134,13 @@ class EnginePlan:
         """A refusal or a repeated answer says nothing."""
         computed = [result.status.ok and not result.duplicate for result in step.results]
         if not step.prefill:
-            talk = Talk(step.ended, step.began + step.nanos)
             for waiting, ran in zip(step.chosen, computed, strict=True):
                 key = waiting.request.key
                 last = self.talking.get(key)
                 if ran and last is not None:
-                    self.away = self.away.seen((waiting.arrived - last.end) / 1e9)
+                    self.away = self.away.seen(waiting.arrived / 1e9 - last)
                 if ran and not self._ended_during(step, key):
-                    self.talking[key] = talk
+                    self.talking[key] = step.ended
         if not all(computed) or step.rows > MAX_CHUNK_TOKENS:
             return
         self.costs = self.costs.seen(step.rows, step.nanos / 1e9)

@@ -282,7 +282,7 @@ class EngineStepper:
         most = max((each.rows for each in ready if each.prefill), default=0)
         if most:
             plan.learn()
-            plan.talked_since(time.monotonic() - self._pace.talking_seconds)
+            plan.talked_since(time.perf_counter() - self._pace.talking_seconds)
         if plan.talking and most:
             least = most if held.exact_pieces is None else held.exact_pieces[0]
             cut = self._pace.cut(plan.costs, plan.decode_rows, least, most)
@@ -303,7 +303,7 @@ class EngineStepper:
         if len(results) != len(requests):
             raise ValueError(f"{len(results)} results of {len(requests)} steps")
         nanos = time.perf_counter_ns() - began
-        return Step(chosen, requests, tuple(results), began, nanos, time.monotonic())
+        return Step(chosen, requests, tuple(results), began, nanos)
 
     def _settle(self, step: Step) -> list[StepResult | None]:
         """The answers to a step's requests, None for a chunk that isn't done.

@@ -39,12 +39,7 @@ def step(requests: list[StepRequest], *results: StepResult, ended: float = 5.0) 
     """One that took a second, asked for just when it began."""
     began = round((ended - 1) * 1e9)
     chosen = tuple(Waiting(each, began, Mock(spec=asyncio.Future)) for each in requests)
-    return Step(chosen, tuple(requests), results, began, 10**9, ended)
-
-
-def talkers(plan: EnginePlan) -> dict[SessionKey, float]:
-    """And when they had their last step."""
-    return {key: talk.ended for key, talk in plan.talking.items()}
+    return Step(chosen, tuple(requests), results, began, 10**9)
 
 
 def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
@@ -52,7 +47,7 @@ def test_a_decode_step_tells_who_generates_and_what_its_rows_take():
     learn(plan, step([decode(key, 2) for key in KEYS], DONE, DONE))
     assert plan.costs.means == {4: 1.0}
     assert plan.decode_rows == 4
-    assert talkers(plan) == dict.fromkeys(KEYS, 5.0)
+    assert plan.talking == dict.fromkeys(KEYS, 5.0)
 
 
 def test_of_a_session_that_has_ended_no_step_makes_a_talker_again(
@@ -60,15 +55,15 @@ def test_of_a_session_that_has_ended_no_step_makes_a_talker_again(
 ):
     plan = EnginePlan()
     learn(plan, step([decode(key, 1) for key in KEYS], DONE, DONE))
-    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
     plan.forget(KEYS[0])
     # One of them was over when the session ended, the other was with the engine.
     for ended in (9.0, 10.5):
         learn(plan, step([decode(key, 1) for key in KEYS], DONE, DONE, ended=ended))
-        assert talkers(plan) == {KEYS[1]: ended}
+        assert plan.talking == {KEYS[1]: ended}
     # It may be opened again.
     learn(plan, step([decode(KEYS[0], 1)], DONE, ended=11.5))
-    assert talkers(plan)[KEYS[0]] == 11.5
+    assert plan.talking[KEYS[0]] == 11.5
 
 
 def test_few_sessions_that_ended_are_remembered():
@@ -132,4 +127,4 @@ def test_a_session_that_was_silent_for_long_generates_no_more():
     learn(plan, step([decode(KEYS[0], 1)], DONE, ended=5.0))
     learn(plan, step([decode(KEYS[1], 1)], DONE, ended=7.0))
     plan.talked_since(6.0)
-    assert talkers(plan) == {KEYS[1]: 7.0}
+    assert plan.talking == {KEYS[1]: 7.0}
