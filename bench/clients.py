@@ -24,14 +24,13 @@ import psutil
 
 from bench.collector import Collector, collector
 from bench.crowd import ANSWER_SECONDS, FATES, Crowd, Ending, polled
-from bench.llamacpp import HERE, free_port, process, until_ready
+from bench.gateway import MODEL, gateway
 from bench.load import percentile
 from bench.report import Column, Report, Table, conditions, done, finish, output_parser, progress
 from bench.setup import model_path, run
 
 NAME = "clients"
 NODES = 2
-MODEL = "model"
 WARM_SECONDS = 20.0
 IDLE_SECONDS = 30.0
 GROWTH = 1.15
@@ -93,17 +92,14 @@ class Server:
 @asynccontextmanager
 async def served(path: Path, asked: argparse.Namespace, otlp: str) -> AsyncIterator[Server]:
     """``meshnet serve`` as a user starts it."""
-    port = free_port(HERE)
-    command = [sys.executable, "-c", "from meshnet.cli.entry import main; main()", "serve"]
-    command += [str(path), "--nodes", str(NODES), "--port", str(port), "--name", MODEL]
-    command += ["--threads", "1", "--ctx", "1024", "--sessions", str(asked.sessions)]
-    command += ["--queue", str(asked.queue), "--otlp", otlp]
-    url = f"http://{HERE}:{port}"
+    options = ["--nodes", str(NODES), "--threads", "1", "--ctx", "1024"]
+    options += ["--sessions", str(asked.sessions), "--queue", str(asked.queue), "--otlp", otlp]
     limits = httpx.Limits(max_connections=2 * asked.clients + 32)
-    with process(command) as running:
-        await until_ready(f"{url}/v1/models", running)
-        async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
-            yield Server(client, running.popen.pid)
+    async with (
+        gateway(path, *options) as (url, running),
+        httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client,
+    ):
+        yield Server(client, running.popen.pid)
 
 
 @dataclass(frozen=True, slots=True)

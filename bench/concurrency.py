@@ -11,14 +11,14 @@ way when a prompt of 2,048 tokens comes: how long do they wait for their next to
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.contest import random_prompts
-from bench.llamacpp import HERE, Place, ServerPlan, free_port, llama_server, process, until_ready
+from bench.gateway import MODEL, gateway
+from bench.llamacpp import Place, ServerPlan, llama_server
 from bench.load import (
     CompletionClient,
     Intrusion,
@@ -107,14 +107,9 @@ def meshnet(nodes: int, threads: int) -> str:
 @asynccontextmanager
 async def meshnet_serve(path: Path, nodes: int, threads: int, sizes: Sizes) -> AsyncIterator[str]:
     """The gateway over so many nodes, as a user starts it; yields its address."""
-    port = free_port(HERE)
-    command = [sys.executable, "-c", "from meshnet.cli.entry import main; main()", "serve"]
-    command += [str(path), "--nodes", str(nodes), "--threads", str(threads), "--port", str(port)]
-    command += ["--ctx", str(sizes.context), "--sessions", str(sizes.slots), "--name", "model"]
-    command += ["--speculation", "off"]
-    with process(command) as running:
-        url = f"http://{HERE}:{port}"
-        await until_ready(f"{url}/v1/models", running)
+    options = ["--nodes", str(nodes), "--threads", str(threads), "--ctx", str(sizes.context)]
+    options += ["--sessions", str(sizes.slots), "--speculation", "off"]
+    async with gateway(path, *options) as (url, _):
         yield url
 
 
@@ -128,7 +123,7 @@ class Contest:
 
     def add(self, name: str, url: str) -> None:
         """A server that is up."""
-        client = CompletionClient(url, "model", self._forbidden)
+        client = CompletionClient(url, MODEL, self._forbidden)
         self._stack.push_async_callback(client.close)
         self.clients[name] = client
 

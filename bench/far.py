@@ -11,7 +11,6 @@ nodes (its tap built) are one more, for comparison.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.contest import random_prompts
-from bench.llamacpp import HERE, Place, ServerPlan, free_port, llama_server, process, until_ready
+from bench.gateway import MODEL, gateway
+from bench.llamacpp import Place, ServerPlan, llama_server
 from bench.load import CompletionClient, Load, at_once, percentile
 from bench.peers import Peers, peers
 from bench.report import (
@@ -40,6 +40,7 @@ from meshnet.engine.llamacpp.vocabulary import Vocabulary
 NAME = "far"
 MESHNET, BEFORE, RPC = "Meshnet", "Meshnet, before", "llama-server over RPC"
 MACHINES = 2
+PORT = 7000
 COLUMNS = (
     Column("one way"),
     Column("readers"),
@@ -70,26 +71,18 @@ QUICK = Sizes((5.0,), (2,), 16, 6)
 
 
 @asynccontextmanager
-async def meshnet_on(
-    net: Network, plan: ServerPlan, port: int, tree: Path | None
-) -> AsyncIterator[str]:
+async def meshnet_on(net: Network, plan: ServerPlan, tree: Path | None) -> AsyncIterator[str]:
     """A gateway in this process's network over a node on each machine; yields its address."""
     tree_first = () if tree is None else ("env", f"PYTHONPATH={tree / 'src'}")
-    listen = [f"{net.address(number)}:{port}" for number in range(MACHINES)]
+    listen = [f"{net.address(number)}:{PORT}" for number in range(MACHINES)]
     places = [
         NodePlace((*net.command(number), *tree_first), address)
         for number, address in enumerate(listen)
     ]
     nodes = chain_on(places, plan.model, plan.threads, plan.context_length, sessions=plan.slots)
-    async with nodes:
-        gateway = free_port(HERE)
-        command = [sys.executable, "-c", "from meshnet.cli.entry import main; main()", "serve"]
-        command += [str(plan.model), "--chain", ",".join(listen), "--port", str(gateway)]
-        command += ["--name", "model", "--speculation", "off"]
-        with process(command) as running:
-            url = f"http://{HERE}:{gateway}"
-            await until_ready(f"{url}/v1/models", running)
-            yield url
+    options = ("--chain", ",".join(listen), "--speculation", "off")
+    async with nodes, gateway(plan.model, *options) as (url, _):
+        yield url
 
 
 async def measure(
@@ -102,7 +95,7 @@ async def measure(
         forbidden = sorted(vocabulary.end_of_generation)
 
     async def ask(name: str, url: str, number: int) -> None:
-        client = CompletionClient(url, "model", forbidden)
+        client = CompletionClient(url, MODEL, forbidden)
         net.set(Link(0.0))
         await at_once(client, random_prompts(plan.model, sizes.prompt, 2, 40_000), sizes.tokens)
         for delay in sizes.delays:
@@ -122,7 +115,7 @@ async def measure(
             await ask(RPC, server.url, number)
 
     async def ask_meshnet(name: str, number: int) -> None:
-        async with meshnet_on(net, plan, 7000, trees[name]) as url:
+        async with meshnet_on(net, plan, trees[name]) as url:
             await ask(name, url, number)
 
     turns: list[Callable[[int], Awaitable[None]]]
